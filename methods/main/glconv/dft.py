@@ -1,0 +1,54 @@
+"""DFT factors and twiddles of the right-angle convolution, computed in float64 on the CPU, rounded once, kept a device.
+
+With L = N1*N2 and n = n1*N2 + n2, every matrix below is unitary (the factor 1/sqrt(N) is in it):
+
+    F1[k1, n1] = exp(-2 pi i n1 (k1 - 1/4) / N1) / sqrt(N1)     the -1/4 is the right-angle weight exp(i pi n / 2L)
+    T [k1, n2] = exp(-2 pi i n2 (k1 - 1/4) / L)
+    F2[n2, k2] = exp(-2 pi i n2 k2 / N2) / sqrt(N2)
+
+so (F1 X * T) F2 is the unitary transform of X modulo z^L - i; see `fused/portable.py` for the whole formula.
+Source: weighted (right-angle) convolution, Crandall & Fagin 1994; the two-level split is Cooley-Tukey.
+"""
+import functools
+import math
+
+import torch
+
+
+def unit(angle: torch.Tensor) -> torch.Tensor:
+    """exp(i*angle) for a float64 angle in radians, as complex128."""
+    return torch.polar(torch.ones_like(angle), angle)
+
+
+def row_factor(n1: int) -> torch.Tensor:
+    """F1, complex128 [k1, n1]. Exact phase reduction: n1*(4*k1 - 1) modulo 4*N1 in integers."""
+    k, n = torch.arange(n1)[:, None], torch.arange(n1)[None, :]
+    return unit(-2 * math.pi * ((n * (4 * k - 1)) % (4 * n1)).double() / (4 * n1)) / math.sqrt(n1)
+
+
+def column_factor(n2: int) -> torch.Tensor:
+    """F2, complex128 [n2, k2]; symmetric."""
+    n = torch.arange(n2)
+    return unit(-2 * math.pi * ((n[:, None] * n[None, :]) % n2).double() / n2) / math.sqrt(n2)
+
+
+def twiddle(n1: int, n2: int) -> torch.Tensor:
+    """T, complex128 [k1, n2]."""
+    k, n = torch.arange(n1)[:, None], torch.arange(n2)[None, :]
+    return unit(-2 * math.pi * ((n * (4 * k - 1)) % (4 * n1 * n2)).double() / (4 * n1 * n2))
+
+
+def weight(length: int) -> torch.Tensor:
+    """exp(i pi n / 2L), complex128 [length]: turns a cyclic transform of size L into one modulo z^L - i."""
+    return unit(torch.arange(length, dtype=torch.float64) * (math.pi / (2 * length)))
+
+
+def halves(matrix: torch.Tensor, device: torch.device, dtype: torch.dtype = torch.float16) -> tuple[torch.Tensor, torch.Tensor]:
+    """Real and imaginary parts, contiguous, in `dtype` on `device`."""
+    return matrix.real.to(dtype).contiguous().to(device), matrix.imag.to(dtype).contiguous().to(device)
+
+
+@functools.lru_cache(maxsize=64)
+def factors(n1: int, n2: int, device: torch.device) -> tuple[torch.Tensor, ...]:
+    """(F1 real, F1 imaginary, F2 real, F2 imaginary, T real, T imaginary), FP16, for one factorisation on one device."""
+    return (*halves(row_factor(n1), device), *halves(column_factor(n2), device), *halves(twiddle(n1, n2), device))
