@@ -1,12 +1,15 @@
 """DFT factors and twiddles of the right-angle convolution, computed in float64 on the CPU, rounded once, kept a device.
 
-With L = N1*N2 and n = n1*N2 + n2, every matrix below is unitary (the factor 1/sqrt(N) is in it):
+The transform modulo z^L - i of u is U[k] = sum over n of u[n] exp(-2 pi i n (k - 1/4) / L): the -1/4 is the right-angle
+weight exp(i pi n / 2L). With L = N1*N2, n = n1*N2 + n2 and k = k1 + N1*k2 it is (F1 X * T) F2 / unitary scale, X the
+row-major [N1, N2] view of u. The factor of stage one is kept symmetric by writing n1 - 1/4 for n1 and giving the
+difference, which depends on k1 alone, to the twiddle; the inverse, which needs the transpose, then reads the same matrix:
 
-    F1[k1, n1] = exp(-2 pi i n1 (k1 - 1/4) / N1) / sqrt(N1)     the -1/4 is the right-angle weight exp(i pi n / 2L)
-    T [k1, n2] = exp(-2 pi i n2 (k1 - 1/4) / L)
+    F1[k1, n1] = exp(-2 pi i (n1 - 1/4) (k1 - 1/4) / N1) / sqrt(N1)
+    T [k1, n2] = exp(-2 pi i (k1 - 1/4) (n2 + N2/4) / L)
     F2[n2, k2] = exp(-2 pi i n2 k2 / N2) / sqrt(N2)
 
-so (F1 X * T) F2 is the unitary transform of X modulo z^L - i; see `fused/portable.py` for the whole formula.
+F1 and F2 are symmetric and unitary and |T| = 1. See `fused/portable.py` for the whole formula.
 Source: weighted (right-angle) convolution, Crandall & Fagin 1994; the two-level split is Cooley-Tukey.
 """
 import functools
@@ -21,9 +24,9 @@ def unit(angle: torch.Tensor) -> torch.Tensor:
 
 
 def row_factor(n1: int) -> torch.Tensor:
-    """F1, complex128 [k1, n1]. Exact phase reduction: n1*(4*k1 - 1) modulo 4*N1 in integers."""
-    k, n = torch.arange(n1)[:, None], torch.arange(n1)[None, :]
-    return unit(-2 * math.pi * ((n * (4 * k - 1)) % (4 * n1)).double() / (4 * n1)) / math.sqrt(n1)
+    """F1, complex128 [k1, n1]; symmetric. Exact phase reduction: (4*n1 - 1)*(4*k1 - 1) modulo 16*N1 in integers."""
+    n = 4 * torch.arange(n1) - 1
+    return unit(-2 * math.pi * ((n[:, None] * n[None, :]) % (16 * n1)).double() / (16 * n1)) / math.sqrt(n1)
 
 
 def column_factor(n2: int) -> torch.Tensor:
@@ -33,9 +36,9 @@ def column_factor(n2: int) -> torch.Tensor:
 
 
 def twiddle(n1: int, n2: int) -> torch.Tensor:
-    """T, complex128 [k1, n2]."""
-    k, n = torch.arange(n1)[:, None], torch.arange(n2)[None, :]
-    return unit(-2 * math.pi * ((n * (4 * k - 1)) % (4 * n1 * n2)).double() / (4 * n1 * n2))
+    """T, complex128 [k1, n2]. Exact phase reduction: (4*k1 - 1)*(4*n2 + N2) modulo 16*L in integers."""
+    k, n = 4 * torch.arange(n1)[:, None] - 1, 4 * torch.arange(n2)[None, :] + n2
+    return unit(-2 * math.pi * ((k * n) % (16 * n1 * n2)).double() / (16 * n1 * n2))
 
 
 def weight(length: int) -> torch.Tensor:

@@ -172,8 +172,8 @@ def right_angle_kernel(
                 vr, vi = columns(pr, -pi, f2r, f2i)
                 zr, zi = narrow(vr, vi, PACKED)
                 zr, zi = multiply(zr, zi, tr, ti, PACKED)
-                y = tl.dot(tl.trans(f1r), zr)
-                y = tl.dot(tl.trans(f1i), -zi, y)
+                y = tl.dot(f1r, zr)
+                y = tl.dot(f1i, -zi, y)
                 out = (y * og.to(tl.float32) * scale).to(tl.float16)
                 if FULL:
                     tl.store(y_p + at + o12, out)
