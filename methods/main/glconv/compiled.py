@@ -1,0 +1,131 @@
+"""torch.compile as this package uses it: one specialised graph a shape, never a graph break, never a silent fall to eager.
+
+Dynamo keeps its graphs and counts its recompilations per code object. Each signature of inputs gets a code object of its
+own here, so a program may use many shapes without one of them using up the limit of the others, a call finds its graph
+by one dictionary look-up, and nothing in the host program's Dynamo settings changes: limits are raised only while a
+graph is being made.
+"""
+import functools
+import logging
+import os
+import shutil
+import sysconfig
+import types
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+from .config import SolverConfig
+
+Function = Callable[..., object]
+log = logging.getLogger(__name__)
+
+
+class RecompileLimitWarning(UserWarning):
+    """More signatures were met than `recompile_limit` graphs; those beyond it run uncompiled."""
+
+
+class CompiledGraph:
+    """A function of tensors, compiled by Inductor once for each signature (shapes, strides, dtypes, devices).
+
+    With `dynamic` one graph with symbolic sizes serves all signatures (Dynamo may still need a few). At most
+    `recompile_limit` signatures are compiled. Those met later run uncompiled, right but slower; each gives a
+    RecompileLimitWarning that names the signature and the knob, and those already compiled stay so.
+    """
+
+    def __init__(self, function: Function, config: SolverConfig) -> None:
+        functools.update_wrapper(self, function)
+        self.function = function
+        self.config = config
+        self.graphs: dict[tuple, Function] = {}
+        self.compilations = 0
+        self._shared = None
+
+    def __call__(self, *tensors: torch.Tensor) -> object:
+        signature = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
+        graph = self.graphs.get(signature)
+        return graph(*tensors) if graph else self._first_call(signature, tensors)
+
+    def _first_call(self, signature: tuple, tensors: tuple[torch.Tensor, ...]) -> object:
+        from torch._dynamo.exc import FailOnRecompileLimitHit
+
+        if self.compilations >= self.config.recompile_limit:
+            self.graphs[signature] = self._beyond_limit(signature)
+            return self.function(*tensors)
+        graph = self._graph()
+        with recompile_limits(self.config.recompile_limit):
+            try:
+                result = graph(*tensors)
+            except FailOnRecompileLimitHit:
+                self.graphs[signature] = self._beyond_limit(signature)
+                return self.function(*tensors)
+        self.graphs[signature] = graph
+        return result
+
+    def _graph(self) -> Function:
+        if self.config.dynamic:
+            self._shared = self._shared or self._compile()
+            return self._shared
+        self.compilations += 1
+        return self._compile()
+
+    def _compile(self) -> Function:
+        # fullgraph makes a graph break, and Dynamo's own limit, an exception instead of a quiet return to eager.
+        return torch.compile(own_code(self.function), fullgraph=True, dynamic=self.config.dynamic,
+                             **inductor_arguments(self.config))
+
+    def _beyond_limit(self, signature: tuple) -> Function:
+        shapes = ", ".join(f"{list(shape)} {dtype}" for shape, _, dtype, _ in signature)
+        warnings.warn(f"{self.function.__name__}: {self.config.recompile_limit} graphs are compiled, the most that "
+                      f"recompile_limit allows, so inputs {shapes} run uncompiled, correct but slower; raise "
+                      "recompile_limit, use fewer shapes, or set dynamic: true", RecompileLimitWarning, stacklevel=4)
+        return self.function
+
+
+def compile_graph(function: Function, config: SolverConfig) -> Function:
+    """`function` (of tensors, without graph breaks) compiled as `config` says, or as it is with compile: false.
+
+    Returns a callable of the same tensors. Raises, at the first call of a signature, what torch.compile raises.
+    """
+    return CompiledGraph(function, config) if config.compile else function
+
+
+def own_code(function: Function) -> Function:
+    """The same function over a copy of its code object; Dynamo's caches and limits belong to a code object."""
+    return functools.update_wrapper(
+        types.FunctionType(function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__,
+                           function.__closure__), function)
+
+
+def inductor_arguments(config: SolverConfig) -> dict[str, object]:
+    """mode or options for torch.compile, which takes one of the two."""
+    if config.options:
+        return {"options": dict(config.options)}
+    return {} if config.mode == "default" else {"mode": config.mode}
+
+
+def recompile_limits(limit: int):
+    """A scope in which Dynamo allows `limit` recompilations of one function; the host's settings return after it."""
+    import torch._dynamo
+
+    known = torch._dynamo.config
+    return known.patch(recompile_limit=max(limit, known.recompile_limit),
+                       accumulated_recompile_limit=max(4 * limit, known.accumulated_recompile_limit))
+
+
+@functools.lru_cache(maxsize=8)
+def missing_toolchain(device: torch.device) -> str | None:
+    """What Inductor lacks to compile for `device`, or None. On a CPU it needs a C++ compiler and Python's headers; the
+    lack is logged once, as a warning, since the path is slower without."""
+    if device.type != "cpu":
+        return None
+    lack = None
+    if not shutil.which(os.environ.get("CXX", "g++").split()[0]):
+        lack = f"no C++ compiler ({os.environ.get('CXX', 'g++')}) is on the PATH; install g++ or set CXX"
+    elif not (Path(sysconfig.get_paths()["include"]) / "Python.h").exists():
+        lack = f"Python's headers are not in {sysconfig.get_paths()['include']}; install python3-dev"
+    if lack:
+        log.warning("graphs run uncompiled on the CPU: %s", lack)
+    return lack
