@@ -33,12 +33,17 @@ class L2Flush:
         self.buffer.zero_()
 
 
-def time_cuda(variants: dict[str, Callable[[], object]], repeats: int, device: torch.device,
-              issue_ms: float = 1.0) -> dict[str, Timing]:
+def no_arguments() -> tuple:
+    return ()
+
+
+def time_cuda(variants: dict[str, Callable[..., object]], repeats: int, device: torch.device, issue_ms: float = 1.0,
+              fresh: Callable[[], tuple] = no_arguments) -> dict[str, Timing]:
     """Median times of several variants, interleaved call by call.
 
     Two passes. GPU time: flush L2 and keep the device busy for about `issue_ms`, then event, call, event, so the
-    interval holds device work only. Call latency: flush, wait until the device is idle, event, call, event.
+    interval holds device work only. Call latency: flush, wait until the device is idle, event, call, event. `fresh`
+    makes the arguments of each call, before the flush and outside the interval.
     """
     flush = L2Flush(device)
     busy_cycles = int(issue_ms * 1e-3 * 1.9e9)
@@ -50,6 +55,7 @@ def time_cuda(variants: dict[str, Callable[[], object]], repeats: int, device: t
         for _ in range(repeats):
             for name, variant in variants.items():
                 start, stop = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                arguments = fresh()
                 flush()
                 if call_on_idle:
                     torch.cuda.synchronize(device)
@@ -57,13 +63,13 @@ def time_cuda(variants: dict[str, Callable[[], object]], repeats: int, device: t
                     torch.cuda._sleep(busy_cycles)
                 start.record()
                 before = time.perf_counter()
-                result = variant()
+                result = variant(*arguments)
                 elapsed = (time.perf_counter() - before) * 1e3
                 stop.record()
                 if call_on_idle:
                     host[name].append(elapsed)
                 pending.append(((call if call_on_idle else gpu)[name], start, stop))
-                del result
+                del result, arguments
             torch.cuda.synchronize(device)
         for times, start, stop in pending:
             times.append(start.elapsed_time(stop))
@@ -72,15 +78,17 @@ def time_cuda(variants: dict[str, Callable[[], object]], repeats: int, device: t
             for name in variants}
 
 
-def time_cpu(variants: dict[str, Callable[[], object]], repeats: int) -> dict[str, Timing]:
-    """Median wall times of several variants on the CPU, interleaved call by call."""
+def time_cpu(variants: dict[str, Callable[..., object]], repeats: int,
+             fresh: Callable[[], tuple] = no_arguments) -> dict[str, Timing]:
+    """Median wall times of several variants on the CPU, interleaved call by call; `fresh` as in `time_cuda`."""
     times: dict[str, list[float]] = {name: [] for name in variants}
     for _ in range(repeats):
         for name, variant in variants.items():
+            arguments = fresh()
             before = time.perf_counter()
-            result = variant()
+            result = variant(*arguments)
             times[name].append((time.perf_counter() - before) * 1e3)
-            del result
+            del result, arguments
     return {name: Timing(*(statistics.median(values),) * 3,
                          (percentile(values, 0.75) - percentile(values, 0.25)) / statistics.median(values))
             for name, values in times.items()}

@@ -6,7 +6,8 @@ import torch
 
 
 def solve(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """y = out_gate * causal_conv(x * in_gate, k); x, gates, y FP16 [batch, streams, heads, length], k FP32 without batch.
+    """y = out_gate * causal_conv(x * in_gate, k): x, gates, y FP16 [batch, streams, heads, length], k FP32 [streams,
+    heads, length].
 
     The input gate's product is taken as PyTorch takes it (FP16) and widened; the output gate multiplies the FP32
     result, which is then cast. That is the form with the fewest passes over memory, so the hardest one to beat.

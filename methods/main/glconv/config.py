@@ -38,8 +38,8 @@ class SolverConfig:
         "these or a mode")
     dynamic: bool = _knob(False, "one compiled graph for all shapes; false: one specialised graph a shape")
     recompile_limit: int = _knob(64, "compiled graphs kept for one function before a warning is given; at least 1")
-    transform_dtype: str = _knob("auto", "precision of the spectral graph's transforms; auto: float16 on CUDA for sizes "
-                                 "that are a power of two, else float32", TRANSFORM_DTYPES)
+    transform_dtype: str = _knob("auto", "precision of the spectral graph's transforms; auto: float16 on CUDA for "
+                                 "sizes that are a power of two, else float32", TRANSFORM_DTYPES)
 
     def __post_init__(self) -> None:
         if isinstance(self.options, Mapping):
@@ -60,12 +60,12 @@ class SolverConfig:
             raise ValueError(f"{compiled_only[0]} is set with compile: false; want compile: true, or no "
                              f"{compiled_only[0]}")
         if compiled_only and self.graph not in COMPILED_GRAPHS:
-            raise ValueError(f"{compiled_only[0]} is set with graph: {self.graph}, which is never compiled; want graph: "
-                             f"{', '.join(COMPILED_GRAPHS)}")
+            raise ValueError(f"{compiled_only[0]} is set with graph: {self.graph}, which is never compiled; want one of "
+                             f"graph: {', '.join(COMPILED_GRAPHS)}")
         if self.kernel != "auto" and self.graph not in ("auto", "fused"):
-            raise ValueError(f"kernel: {self.kernel} is set with graph: {self.graph}; want graph: auto, fused")
+            raise ValueError(f"kernel: {self.kernel} is set with graph: {self.graph}; want one of graph: auto, fused")
         if self.transform_dtype == "float16" and self.graph not in ("auto", "spectral"):
-            raise ValueError(f"transform_dtype: float16 is set with graph: {self.graph}; want graph: auto, spectral")
+            raise ValueError(f"transform_dtype: float16 is set with graph: {self.graph}; want one of graph: auto, spectral")
 
     @staticmethod
     def from_mapping(mapping: Mapping[str, object]) -> "SolverConfig":
@@ -129,6 +129,6 @@ def _check_options(options: tuple[tuple[str, Scalar], ...]) -> None:
     for name, value in options:
         if name not in known:
             near = get_close_matches(str(name), known, n=5) or ["none is near; see torch._inductor.list_options()"]
-            raise ValueError(f"options has {name!r}, which this Inductor does not know; nearest known: {', '.join(near)}")
+            raise ValueError(f"options has {name!r}, unknown to this Inductor; nearest known: {', '.join(near)}")
         if not isinstance(value, Scalar):
             raise TypeError(f"options has {name}: {value!r}, a {type(value).__name__}; want bool, int, float or str")
