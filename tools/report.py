@@ -155,7 +155,8 @@ def plot(report: dict[str, object], path: Path) -> None:
 
     rows = report["cases"]
     figure, axes = pyplot.subplots(figsize=(10, 1.5 + 0.45 * len(rows)), layout="constrained")
-    kinds = ("call", "gpu") if report["machine"]["device_type"] == "cuda" else ("call",)
+    on_gpu = report["machine"]["device_type"] == "cuda"
+    kinds = ("call", "gpu") if on_gpu else ("call",)
     height = 0.8 / len(kinds)
     for offset, kind in enumerate(kinds):
         bars = axes.barh([index + offset * height for index in range(len(rows))],
@@ -164,7 +165,7 @@ def plot(report: dict[str, object], path: Path) -> None:
         axes.bar_label(bars, [f"{row['speedup'][kind]:.1f}" if row["status"] == "right" else row["status"]
                               for row in rows], padding=3)
     axes.axvline(1, color="black", linewidth=0.8)
-    for mark, name in ((EXPERT, "published expert"), (UPPER_BOUND, "published upper bound")):
+    for mark, name in ((EXPERT, "published expert"), (UPPER_BOUND, "published upper bound")) if on_gpu else ():
         axes.axvline(mark, color="grey", linestyle=":", label=f"{name}, {mark}")
     axes.set_yticks([index + height * (len(kinds) - 1) / 2 for index in range(len(rows))],
                     [row["name"] for row in rows])
@@ -172,7 +173,7 @@ def plot(report: dict[str, object], path: Path) -> None:
     axes.set_xlabel("times faster than the eager baseline")
     axes.set_title(f"{report['method']} on {report['machine']['device']}: score {report['score']:.2f}")
     axes.margins(x=0.1)
-    axes.legend(loc="lower center", bbox_to_anchor=(0.5, -0.35), ncols=4, frameon=False)
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)

@@ -60,12 +60,12 @@ class SolverConfig:
             raise ValueError(f"{compiled_only[0]} is set with compile: false; want compile: true, or no "
                              f"{compiled_only[0]}")
         if compiled_only and self.graph not in COMPILED_GRAPHS:
-            raise ValueError(f"{compiled_only[0]} is set with graph: {self.graph}, which is never compiled; want one of "
-                             f"graph: {', '.join(COMPILED_GRAPHS)}")
+            raise ValueError(f"{compiled_only[0]} is set with graph: {self.graph}, which is never compiled; want graph: "
+                             + ", ".join(COMPILED_GRAPHS))
         if self.kernel != "auto" and self.graph not in ("auto", "fused"):
-            raise ValueError(f"kernel: {self.kernel} is set with graph: {self.graph}; want one of graph: auto, fused")
+            raise ValueError(f"kernel: {self.kernel} is set with graph: {self.graph}; want graph: auto, fused")
         if self.transform_dtype == "float16" and self.graph not in ("auto", "spectral"):
-            raise ValueError(f"transform_dtype: float16 is set with graph: {self.graph}; want one of graph: auto, spectral")
+            raise ValueError(f"transform_dtype: float16 is set with graph: {self.graph}; want graph: auto, spectral")
 
     @staticmethod
     def from_mapping(mapping: Mapping[str, object]) -> "SolverConfig":
