@@ -10,46 +10,124 @@ from .. import dft
 
 
 @triton.jit
-def narrow(r, i, PACKED: tl.constexpr):
-    """FP32 complex to FP16 complex."""
+def pack(r, i, PACKED: tl.constexpr):
+    """A complex FP16 tile as one value: int32 words when packed, a tuple otherwise.
+
+    In a packed tile the first of two neighbouring elements holds both real parts, the second both imaginary parts.
+    Kept as FP16, each element would take a whole register wherever a loop carries it.
+    """
     if PACKED:
-        return tl.inline_asm_elementwise(
-            "cvt.rn.f16x2.f32 $0, $3, $2; cvt.rn.f16x2.f32 $1, $5, $4;",
-            "=&r,=&r,f,f,f,f", [r, i], dtype=(tl.float16, tl.float16), is_pure=True, pack=2)
+        return tl.inline_asm_elementwise("mov.b32 $0, $2; mov.b32 $1, $3;", "=&r,=r,r,r", [r, i], dtype=tl.int32,
+                                         is_pure=True, pack=2)
+    else:
+        return r, i
+
+
+@triton.jit
+def narrow(r, i, PACKED: tl.constexpr):
+    """FP32 parts to a packed FP16 tile."""
+    if PACKED:
+        return tl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $3, $2; cvt.rn.f16x2.f32 $1, $5, $4;", "=&r,=r,f,f,f,f",
+                                         [r, i], dtype=tl.int32, is_pure=True, pack=2)
     else:
         return r.to(tl.float16), i.to(tl.float16)
 
 
 @triton.jit
-def multiply(a, b, c, d, PACKED: tl.constexpr):
-    """(a + ib)(c + id) in FP16."""
+def shift(w, factor, PACKED: tl.constexpr):
+    """A packed tile times a real FP16 scalar."""
+    if PACKED:
+        return tl.inline_asm_elementwise("mul.rn.f16x2 $0, $2, $4; mul.rn.f16x2 $1, $3, $4;", "=&r,=r,r,r,r",
+                                         [w, factor], dtype=tl.int32, is_pure=True, pack=2)
+    else:
+        return w[0] * factor, w[1] * factor
+
+
+@triton.jit
+def reset(condition, w, PACKED: tl.constexpr):
+    """Zeros where the scalar condition holds; a product would let NaN through."""
+    if PACKED:
+        return tl.where(condition, 0, w)
+    else:
+        return tl.where(condition, 0.0, w[0]), tl.where(condition, 0.0, w[1])
+
+
+@triton.jit
+def parts(w, PACKED: tl.constexpr):
+    """A packed tile as FP16 (real, imaginary), the operands of a dot."""
+    if PACKED:
+        return tl.inline_asm_elementwise("mov.b32 $0, $2; mov.b32 $1, $3;", "=&r,=r,r,r", [w],
+                                         dtype=(tl.float16, tl.float16), is_pure=True, pack=2)
+    else:
+        return w
+
+
+@triton.jit
+def multiply(a, w, PACKED: tl.constexpr):
+    """a w, packed tiles."""
     if PACKED:
         return tl.inline_asm_elementwise(
             """{ .reg .b32 t, s;
             mul.rn.f16x2 t, $3, $5; neg.f16x2 t, t; fma.rn.f16x2 $0, $2, $4, t;
             mul.rn.f16x2 s, $3, $4; fma.rn.f16x2 $1, $2, $5, s; }""",
-            "=&r,=&r,r,r,r,r", [a, b, c, d], dtype=(tl.float16, tl.float16), is_pure=True, pack=2)
+            "=&r,=&r,r,r,r,r", [a, w], dtype=tl.int32, is_pure=True, pack=2)
     else:
-        return a * c - b * d, a * d + b * c
+        return a[0] * w[0] - a[1] * w[1], a[0] * w[1] + a[1] * w[0]
 
 
 @triton.jit
-def multiply_add(a, b, c, d, p, q, PACKED: tl.constexpr):
-    """(p + iq) + (a + ib)(c + id) in FP16."""
+def multiply_conjugate(a, w, PACKED: tl.constexpr):
+    """a conj(w), packed tiles."""
+    if PACKED:
+        return tl.inline_asm_elementwise(
+            """{ .reg .b32 t, s;
+            mul.rn.f16x2 t, $3, $5; fma.rn.f16x2 $0, $2, $4, t;
+            mul.rn.f16x2 s, $2, $5; neg.f16x2 s, s; fma.rn.f16x2 $1, $3, $4, s; }""",
+            "=&r,=&r,r,r,r,r", [a, w], dtype=tl.int32, is_pure=True, pack=2)
+    else:
+        return a[0] * w[0] + a[1] * w[1], a[1] * w[0] - a[0] * w[1]
+
+
+@triton.jit
+def multiply_add(a, w, p, PACKED: tl.constexpr):
+    """p + a w, packed tiles."""
     if PACKED:
         return tl.inline_asm_elementwise(
             """{ .reg .b32 t, n;
             neg.f16x2 n, $3;
             fma.rn.f16x2 t, n, $5, $6; fma.rn.f16x2 $0, $2, $4, t;
             fma.rn.f16x2 t, $3, $4, $7; fma.rn.f16x2 $1, $2, $5, t; }""",
-            "=&r,=&r,r,r,r,r,r,r", [a, b, c, d, p, q], dtype=(tl.float16, tl.float16), is_pure=True, pack=2)
+            "=&r,=&r,r,r,r,r,r,r", [a, w, p], dtype=tl.int32, is_pure=True, pack=2)
     else:
-        return p + (a * c - b * d), q + (a * d + b * c)
+        return p[0] + (a[0] * w[0] - a[1] * w[1]), p[1] + (a[0] * w[1] + a[1] * w[0])
+
+
+@triton.jit
+def rotate(r, i, w, PACKED: tl.constexpr):
+    """(r + ii) w of FP32 parts and a packed tile: the product in FP32, then FP16 parts.
+
+    Unpacked inside the assembly, w cannot be hoisted out of a loop as FP32, where it would take twice the registers.
+    """
+    if PACKED:
+        return tl.inline_asm_elementwise(
+            """{ .reg .b16 h, l; .reg .f32 c0, c1, d0, d1, x0, x1, y0, y1;
+            mov.b32 {l, h}, $6; cvt.f32.f16 c0, l; cvt.f32.f16 c1, h;
+            mov.b32 {l, h}, $7; cvt.f32.f16 d0, l; cvt.f32.f16 d1, h;
+            mul.f32 x0, $4, d0; neg.f32 x0, x0; fma.rn.f32 x0, $2, c0, x0;
+            mul.f32 x1, $5, d1; neg.f32 x1, x1; fma.rn.f32 x1, $3, c1, x1;
+            mul.f32 y0, $4, c0; fma.rn.f32 y0, $2, d0, y0;
+            mul.f32 y1, $5, c1; fma.rn.f32 y1, $3, d1, y1;
+            cvt.rn.f16x2.f32 $0, x1, x0; cvt.rn.f16x2.f32 $1, y1, y0; }""",
+            "=&r,=&r,f,f,f,f,r,r", [r, i, w], dtype=(tl.float16, tl.float16), is_pure=True, pack=2)
+    else:
+        c = w[0].to(tl.float32)
+        d = w[1].to(tl.float32)
+        return (r * c - i * d).to(tl.float16), (r * d + i * c).to(tl.float16)
 
 
 @triton.jit
 def columns(r, i, f2r, f2i):
-    """(r + ii) F2 with FP16 operands and FP32 sums."""
+    """(r + ii) F2 of FP16 parts, FP32 sums."""
     re = tl.dot(r, f2r)
     re = tl.dot(-i, f2i, re)
     im = tl.dot(r, f2i)
@@ -58,17 +136,48 @@ def columns(r, i, f2r, f2i):
 
 
 @triton.jit
-def spectrum(k, f1r, f1i, f2r, f2i, tr, ti):
-    """FP32 transform of a tile of k, |k| <= 8: k goes in as two FP16 halves."""
+def forward(u, f1r, f1i, f2r, f2i, twiddle, PACKED: tl.constexpr):
+    """Packed spectrum ((F1 u) T) F2 of a real FP16 tile."""
+    ur = tl.dot(f1r, u)
+    ui = tl.dot(f1i, u)
+    wr, wi = parts(multiply(narrow(ur, ui, PACKED), twiddle, PACKED), PACKED)
+    ar, ai = columns(wr, wi, f2r, f2i)
+    return narrow(ar, ai, PACKED)
+
+
+@triton.jit
+def inverse(p, f1r, f1i, f2r, f2i, twiddle, PACKED: tl.constexpr):
+    """FP32 Re(conj(F1) ((p conj(F2)) conj(T))) of a packed tile."""
+    pr, pi = parts(p, PACKED)
+    vr = tl.dot(pr, f2r)
+    vr = tl.dot(pi, f2i, vr)
+    vi = tl.dot(-pr, f2i)
+    vi = tl.dot(pi, f2r, vi)
+    zr, zi = parts(multiply_conjugate(narrow(vr, vi, PACKED), twiddle, PACKED), PACKED)
+    y = tl.dot(f1r, zr)
+    return tl.dot(f1i, zi, y)
+
+
+@triton.jit
+def spectrum(k, f1r, f1i, f2r, f2i, twiddle, PACKED: tl.constexpr):
+    """FP32 spectrum of a tile of k, |k| <= 8, which goes in as two FP16 halves."""
     high = k.to(tl.float16)
     low = (k - high.to(tl.float32)).to(tl.float16)
     ur = tl.dot(f1r, high)
     ur = tl.dot(f1r, low, ur)
     ui = tl.dot(f1i, high)
     ui = tl.dot(f1i, low, ui)
-    tr = tr.to(tl.float32)
-    ti = ti.to(tl.float32)
-    return columns((ur * tr - ui * ti).to(tl.float16), (ur * ti + ui * tr).to(tl.float16), f2r, f2i)
+    wr, wi = rotate(ur, ui, twiddle, PACKED)
+    return columns(wr, wi, f2r, f2i)
+
+
+@triton.jit
+def mix(past, kernel, COUNT: tl.constexpr, PACKED: tl.constexpr):
+    """Sum over d < COUNT of past[d] kernel[d], packed tiles."""
+    p = multiply(past[0], kernel[0], PACKED)
+    for d in tl.static_range(1, COUNT):
+        p = multiply_add(past[d], kernel[d], p, PACKED)
+    return p
 
 
 @triton.jit
@@ -76,11 +185,19 @@ def largest(tile):
     return tl.max(tl.max(tile, 1), 0)
 
 
+@triton.jit
+def fetch(pointer, offsets, row, FULL: tl.constexpr):
+    if FULL:
+        return tl.load(pointer + offsets)
+    else:
+        return tl.load(pointer + offsets, mask=offsets < row, other=0.0)
+
+
 @triton.jit(do_not_specialize=["batch", "channels"])
 def right_angle_kernel(
         x_p, ig_p, og_p, k_p, y_p, f1r_p, f1i_p, f2r_p, f2i_p, tr_p, ti_p, batch, channels, length, gain,
         N1: tl.constexpr, N2: tl.constexpr, BLOCKS: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr,
-        PACKED: tl.constexpr):
+        PACKED: tl.constexpr, UNROLL: tl.constexpr):
     i1 = tl.arange(0, N1)
     i2 = tl.arange(0, N2)
     o11 = i1[:, None] * N1 + i1[None, :]
@@ -90,8 +207,7 @@ def right_angle_kernel(
     f1i = tl.load(f1i_p + o11)
     f2r = tl.load(f2r_p + o22)
     f2i = tl.load(f2i_p + o22)
-    tr = tl.load(tr_p + o12)
-    ti = tl.load(ti_p + o12)
+    twiddle = pack(tl.load(tr_p + o12), tl.load(ti_p + o12), PACKED)
 
     N: tl.constexpr = N1 * N2
     if FULL:
@@ -106,79 +222,75 @@ def right_angle_kernel(
     lowest = first // batch
     for step in tl.range(0, ((last + batch - 1) // batch - lowest).to(tl.int32), num_stages=1):
         c = lowest + step
-        peak = 0.0
-        for d in tl.static_range(BLOCKS):
-            if FULL:
-                k = tl.load(k_p + c * row + d * N + o12)
-            else:
-                k = tl.load(k_p + c * row + d * N + o12, mask=d * N + o12 < row, other=0.0)
-            peak = tl.maximum(peak, largest(tl.abs(k)))
+        taps = k_p + c * row
+        peak = largest(tl.abs(fetch(taps, o12, row, FULL)))
+        for d in tl.range(1, BLOCKS, num_stages=1):     # not unrolled: all of k would then stay in registers
+            peak = tl.maximum(peak, largest(tl.abs(fetch(taps, d * N + o12, row, FULL))))
         # A power of two, so that scaling is exact; biased exponents 27 to 252 keep its reciprocal a normal number.
         exponent = tl.minimum(tl.maximum(peak.to(tl.int32, bitcast=True) >> 23, 27), 252)
         shrink = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
         grow = (exponent << 23).to(tl.float32, bitcast=True)
-        spectra = ()
-        bound = 0.0
+        none = narrow(tl.zeros([N1, N2], tl.float32), tl.zeros([N1, N2], tl.float32), PACKED)
+        words = ()
         for d in tl.static_range(BLOCKS):
-            if FULL:
-                k = tl.load(k_p + c * row + d * N + o12)
-            else:
-                k = tl.load(k_p + c * row + d * N + o12, mask=d * N + o12 < row, other=0.0)
-            kr, ki = spectrum(k * shrink, f1r, f1i, f2r, f2i, tr, ti)
-            if d == 0:
-                sr = kr
-                si = ki
-            else:
-                sr = kr + before_i
-                si = ki - before_r
+            words = words + (none,)
+        before_r = tl.zeros([N1, N2], tl.float32)
+        before_i = before_r
+        bound = 0.0
+        for d in tl.range(0, BLOCKS, num_stages=1):
+            kr, ki = spectrum(fetch(taps, d * N + o12, row, FULL) * shrink, f1r, f1i, f2r, f2i, twiddle, PACKED)
+            sr = kr + before_i
+            si = ki - before_r
             before_r = kr
             before_i = ki
             bound += tl.sqrt(largest(sr * sr + si * si))
-            spectra = spectra + ((sr, si),)
-        bound = tl.maximum(bound, 1e-6)
-        halves = ()
+            words = words[1:] + (narrow(sr, si, PACKED),)
+        exponent = tl.maximum((bound.to(tl.int32, bitcast=True) >> 23) + 1, 113)
+        level = tl.full([N1, N2], ((254 - exponent) << 23).to(tl.float32, bitcast=True), tl.float16)
+        kernel = ()
         for d in tl.static_range(BLOCKS):
-            halves = halves + (((spectra[d][0] / bound).to(tl.float16), (spectra[d][1] / bound).to(tl.float16)),)
-        scale = tl.minimum(bound * gain * grow, 3e38)
+            kernel = kernel + (shift(words[d], level, PACKED),)
+        scale = tl.minimum((exponent << 23).to(tl.float32, bitcast=True) * gain * grow, 3e38)
 
         start = tl.maximum(first - c * batch, 0)
         stop = tl.minimum(last - c * batch, batch)
-        for it in tl.range(0, (stop - start).to(tl.int32), num_stages=STAGES):
-            base = ((start + it) * channels + c) * row
+        if UNROLL:
+            for it in tl.range(0, (stop - start).to(tl.int32), num_stages=STAGES):
+                base = ((start + it) * channels + c) * row
+                past = ()
+                for j in tl.static_range(BLOCKS):
+                    at = j * N + o12
+                    x = fetch(x_p + base, at, row, FULL)
+                    ig = fetch(ig_p + base, at, row, FULL)
+                    og = fetch(og_p + base, at, row, FULL)
+                    past = (forward(x * ig, f1r, f1i, f2r, f2i, twiddle, PACKED),) + past
+                    y = inverse(mix(past, kernel, j + 1, PACKED), f1r, f1i, f2r, f2i, twiddle, PACKED)
+                    out = (y * og.to(tl.float32) * scale).to(tl.float16)
+                    if FULL:
+                        tl.store(y_p + base + at, out)
+                    else:
+                        tl.store(y_p + base + at, out, mask=at < row)
+        else:
             past = ()
-            for j in tl.static_range(BLOCKS):
-                at = base + j * N
-                if FULL:
-                    x = tl.load(x_p + at + o12)
-                    ig = tl.load(ig_p + at + o12)
-                    og = tl.load(og_p + at + o12)
-                else:
-                    mask = j * N + o12 < row
-                    x = tl.load(x_p + at + o12, mask=mask, other=0.0)
-                    ig = tl.load(ig_p + at + o12, mask=mask, other=0.0)
-                    og = tl.load(og_p + at + o12, mask=mask, other=0.0)
-                u = x * ig
-                ur = tl.dot(f1r, u)
-                ui = tl.dot(f1i, u)
-                wr, wi = narrow(ur, ui, PACKED)
-                wr, wi = multiply(wr, wi, tr, ti, PACKED)
-                ar, ai = columns(wr, wi, f2r, f2i)
-                ur, ui = narrow(ar, ai, PACKED)
-                past = past + ((ur, ui),)
-                pr, pi = multiply(ur, ui, halves[0][0], halves[0][1], PACKED)
-                for d in tl.static_range(1, j + 1):
-                    pr, pi = multiply_add(past[j - d][0], past[j - d][1], halves[d][0], halves[d][1], pr, pi, PACKED)
-                # The inverse is the forward transform of the conjugate: conj(V) = conj(P) F2, conj(Z) = conj(V) T.
-                vr, vi = columns(pr, -pi, f2r, f2i)
-                zr, zi = narrow(vr, vi, PACKED)
-                zr, zi = multiply(zr, zi, tr, ti, PACKED)
-                y = tl.dot(f1r, zr)
-                y = tl.dot(f1i, -zi, y)
+            for d in tl.static_range(1, BLOCKS):
+                past = past + (none,)
+            for it in tl.range(0, (stop - start).to(tl.int32) * BLOCKS, num_stages=STAGES):
+                base = ((start + it // BLOCKS) * channels + c) * row
+                j = it % BLOCKS
+                at = j * N + o12
+                x = fetch(x_p + base, at, row, FULL)
+                ig = fetch(ig_p + base, at, row, FULL)
+                og = fetch(og_p + base, at, row, FULL)
+                kept = (forward(x * ig, f1r, f1i, f2r, f2i, twiddle, PACKED),)
+                for d in tl.static_range(1, BLOCKS):
+                    kept = kept + (reset(j == 0, past[d - 1], PACKED),)
+                y = inverse(mix(kept, kernel, BLOCKS, PACKED), f1r, f1i, f2r, f2i, twiddle, PACKED)
+                past = kept[:BLOCKS - 1]
                 out = (y * og.to(tl.float32) * scale).to(tl.float16)
                 if FULL:
-                    tl.store(y_p + at + o12, out)
+                    tl.store(y_p + base + at, out)
                 else:
-                    tl.store(y_p + at + o12, out, mask=mask)
+                    tl.store(y_p + base + at, out, mask=at < row)
 
 
 def run(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor, plan, y: torch.Tensor) -> None:
@@ -187,5 +299,5 @@ def run(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch
     size = plan.n1 * plan.n2
     right_angle_kernel[(plan.programs,)](
         x, in_gate, out_gate, k, y, *dft.factors(plan.n1, plan.n2, x.device), batch, streams * heads, length,
-        size ** 0.5, plan.n1, plan.n2, plan.blocks, length == size * plan.blocks, plan.stages, plan.packed,
+        size ** 0.5, plan.n1, plan.n2, plan.blocks, length == size * plan.blocks, plan.stages, plan.packed, plan.unroll,
         num_warps=plan.warps)
