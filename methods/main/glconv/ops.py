@@ -31,3 +31,31 @@ def _gated_causal_conv_cpu(x: torch.Tensor, in_gate: torch.Tensor, out_gate: tor
 def _gated_causal_conv_fake(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor,
                             k: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(x)
+
+
+# Everything after `scale` is `spectral.pairs.Packing`, field by field: it changes the kernel's layout, not its result.
+LIBRARY.define("pair_spectra(Tensor spectra, Tensor kernel, float scale, int tile_pairs, int tile_bins, int warps, "
+               "int stages, str emit, str nyquist, str layout, str scale_at, str signal_policy, str kernel_policy, "
+               "bool static_sizes) -> Tensor", tags=(torch.Tag.pt2_compliant_tag,))
+
+
+@torch.library.impl(LIBRARY, "pair_spectra", "CUDA")
+def _pair_spectra_cuda(spectra: torch.Tensor, kernel: torch.Tensor, scale: float, *packing: int | str | bool) -> torch.Tensor:
+    from .spectral.kernels import launch_pairs
+    from .spectral.pairs import Packing
+
+    with torch.cuda.device(spectra.device):
+        return launch_pairs(spectra.contiguous(), kernel.contiguous(), scale, Packing(*packing))
+
+
+@torch.library.impl(LIBRARY, "pair_spectra", "CPU")
+def _pair_spectra_cpu(spectra: torch.Tensor, kernel: torch.Tensor, scale: float, *packing: int | str | bool) -> torch.Tensor:
+    from .spectral.pairs import pair_spectra
+
+    return pair_spectra(spectra, kernel, scale)
+
+
+@torch.library.register_fake("glconv::pair_spectra", lib=LIBRARY)
+def _pair_spectra_fake(spectra: torch.Tensor, kernel: torch.Tensor, scale: float, *packing: int | str | bool) -> torch.Tensor:
+    batch, channels, bins, _ = spectra.shape
+    return spectra.new_empty(((batch + 1) // 2, channels, 2 * (bins - 1), 2))
