@@ -172,15 +172,6 @@ def spectrum(k, f1r, f1i, f2r, f2i, twiddle, PACKED: tl.constexpr):
 
 
 @triton.jit
-def mix(past, kernel, COUNT: tl.constexpr, PACKED: tl.constexpr):
-    """Sum over d < COUNT of past[d] kernel[d], packed tiles."""
-    p = multiply(past[0], kernel[0], PACKED)
-    for d in tl.static_range(1, COUNT):
-        p = multiply_add(past[d], kernel[d], p, PACKED)
-    return p
-
-
-@triton.jit
 def largest(tile):
     return tl.max(tl.max(tile, 1), 0)
 
@@ -257,23 +248,30 @@ def right_angle_kernel(
         if UNROLL:
             for it in tl.range(0, (stop - start).to(tl.int32), num_stages=STAGES):
                 base = ((start + it) * channels + c) * row
-                past = ()
+                ahead = ()
                 for j in tl.static_range(BLOCKS):
                     at = j * N + o12
                     x = fetch(x_p + base, at, row, FULL)
                     ig = fetch(ig_p + base, at, row, FULL)
                     og = fetch(og_p + base, at, row, FULL)
-                    past = (forward(x * ig, f1r, f1i, f2r, f2i, twiddle, PACKED),) + past
-                    y = inverse(mix(past, kernel, j + 1, PACKED), f1r, f1i, f2r, f2i, twiddle, PACKED)
+                    u = forward(x * ig, f1r, f1i, f2r, f2i, twiddle, PACKED)
+                    sums = ()
+                    for d in tl.static_range(BLOCKS - j):
+                        if j == 0:
+                            sums = sums + (multiply(u, kernel[d], PACKED),)
+                        else:
+                            sums = sums + (multiply_add(u, kernel[d], ahead[d], PACKED),)
+                    ahead = sums[1:]
+                    y = inverse(sums[0], f1r, f1i, f2r, f2i, twiddle, PACKED)
                     out = (y * og.to(tl.float32) * scale).to(tl.float16)
                     if FULL:
                         tl.store(y_p + base + at, out)
                     else:
                         tl.store(y_p + base + at, out, mask=at < row)
         else:
-            past = ()
+            ahead = ()
             for d in tl.static_range(1, BLOCKS):
-                past = past + (none,)
+                ahead = ahead + (none,)
             for it in tl.range(0, (stop - start).to(tl.int32) * BLOCKS, num_stages=STAGES):
                 base = ((start + it // BLOCKS) * channels + c) * row
                 j = it % BLOCKS
@@ -281,11 +279,13 @@ def right_angle_kernel(
                 x = fetch(x_p + base, at, row, FULL)
                 ig = fetch(ig_p + base, at, row, FULL)
                 og = fetch(og_p + base, at, row, FULL)
-                kept = (forward(x * ig, f1r, f1i, f2r, f2i, twiddle, PACKED),)
-                for d in tl.static_range(1, BLOCKS):
-                    kept = kept + (reset(j == 0, past[d - 1], PACKED),)
-                y = inverse(mix(kept, kernel, BLOCKS, PACKED), f1r, f1i, f2r, f2i, twiddle, PACKED)
-                past = kept[:BLOCKS - 1]
+                u = forward(x * ig, f1r, f1i, f2r, f2i, twiddle, PACKED)
+                sums = ()
+                for d in tl.static_range(BLOCKS - 1):
+                    sums = sums + (multiply_add(u, kernel[d], reset(j == 0, ahead[d], PACKED), PACKED),)
+                sums = sums + (multiply(u, kernel[BLOCKS - 1], PACKED),)
+                ahead = sums[1:]
+                y = inverse(sums[0], f1r, f1i, f2r, f2i, twiddle, PACKED)
                 out = (y * og.to(tl.float32) * scale).to(tl.float16)
                 if FULL:
                     tl.store(y_p + base + at, out)
