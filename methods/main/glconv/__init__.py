@@ -84,7 +84,7 @@ def _resolve(config: SolverConfig | None) -> SolverConfig:
     if config is None:
         return active_config()
     if not isinstance(config, SolverConfig):
-        raise TypeError(f"config is a {type(config).__name__}; want a SolverConfig or None")
+        raise TypeError(f"config is of type {type(config).__name__}; want SolverConfig or None")
     return config
 
 

@@ -60,7 +60,7 @@ class SolverConfig:
             raise ValueError(f"{compiled_only[0]} is set with compile: false; want compile: true, or no "
                              f"{compiled_only[0]}")
         if compiled_only and self.graph not in COMPILED_GRAPHS:
-            raise ValueError(f"{compiled_only[0]} is set with graph: {self.graph}, which is never compiled; want graph: "
+            raise ValueError(f"{compiled_only[0]} is set with graph: {self.graph}, which is not compiled; want graph: "
                              + ", ".join(COMPILED_GRAPHS))
         if self.kernel != "auto" and self.graph not in ("auto", "fused"):
             raise ValueError(f"kernel: {self.kernel} is set with graph: {self.graph}; want graph: auto, fused")
@@ -74,7 +74,7 @@ class SolverConfig:
         Raises TypeError when `mapping` is not a mapping, ValueError for an unknown key, and what the class raises.
         """
         if not isinstance(mapping, Mapping):
-            raise TypeError(f"a config is a {type(mapping).__name__}; want a mapping of {', '.join(DEFAULTS)}")
+            raise TypeError(f"a config is of type {type(mapping).__name__}; want a mapping of {', '.join(DEFAULTS)}")
         for key in mapping:
             if key not in DEFAULTS:
                 raise ValueError(f"unknown config key {key!r}; known keys: {', '.join(DEFAULTS)}")
@@ -111,10 +111,10 @@ def active_config() -> SolverConfig:
 def _check_value(name: str, value: object, kind: type, choices: tuple[str, ...]) -> None:
     """Exact types: YAML's true must not pass for 1, nor "false" for a truth value."""
     if name == "options" and type(value) is not kind:
-        raise TypeError(f"options is {value!r}, a {type(value).__name__}; want a mapping of Inductor option to value")
+        raise TypeError(f"options is {value!r}, of type {type(value).__name__}; want a mapping of Inductor option to value")
     if type(value) is not kind:
-        wanted = f"one of {', '.join(choices)}" if choices else f"a {kind.__name__}"
-        raise TypeError(f"{name} is {value!r}, a {type(value).__name__}; want {wanted}")
+        wanted = f"one of {', '.join(choices)}" if choices else kind.__name__
+        raise TypeError(f"{name} is {value!r}, of type {type(value).__name__}; want {wanted}")
     if choices and value not in choices:
         raise ValueError(f"{name} is {value!r}; want one of {', '.join(choices)}")
 
@@ -131,4 +131,4 @@ def _check_options(options: tuple[tuple[str, Scalar], ...]) -> None:
             near = get_close_matches(str(name), known, n=5) or ["none is near; see torch._inductor.list_options()"]
             raise ValueError(f"options has {name!r}, unknown to this Inductor; nearest known: {', '.join(near)}")
         if not isinstance(value, Scalar):
-            raise TypeError(f"options has {name}: {value!r}, a {type(value).__name__}; want bool, int, float or str")
+            raise TypeError(f"options has {name}: {value!r}, of type {type(value).__name__}; want bool, int, float or str")

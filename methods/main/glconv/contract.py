@@ -72,7 +72,7 @@ def check(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: tor
 def _check_tensor(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
     """What is asked of each tensor alone: its type, dtype, layout, and that no gradient is wanted of it."""
     if not isinstance(tensor, torch.Tensor):
-        raise TypeError(f"{name} is a {type(tensor).__name__}; want a torch.Tensor")
+        raise TypeError(f"{name} is of type {type(tensor).__name__}; want torch.Tensor")
     if tensor.dtype != dtype:
         raise TypeError(f"{name} has dtype {tensor.dtype}; want {dtype}")
     if tensor.layout != torch.strided or tensor.is_nested:
