@@ -6,19 +6,23 @@
 The first call of a signature (shapes, dtypes, devices) checks the tensors and chooses a route; later calls of the same
 signature look that route up and take it.
 """
+import functools
 import logging
 from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
+from . import ops, reference  # noqa: F401  (ops registers the operators)
 from .config import SolverConfig, active_config
 from .contract import Problem, check
+from .spectral import graph, right_angle
 
 __all__ = ["Problem", "Route", "SolverConfig", "active_config", "check", "describe", "gated_causal_conv"]
 __version__ = "0.1.0"
 
 Operator = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+FUSED_PATHS = ("portable", "hopper")
 log = logging.getLogger(__name__)
 
 
@@ -80,9 +84,14 @@ def describe(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: 
     return _route(check(x, in_gate, out_gate, k), _resolve(config))
 
 
+@torch.compiler.assume_constant_result
+def _active() -> SolverConfig:
+    return active_config()
+
+
 def _resolve(config: SolverConfig | None) -> SolverConfig:
     if config is None:
-        return active_config()
+        return _active()
     if not isinstance(config, SolverConfig):
         raise TypeError(f"config is of type {type(config).__name__}; want SolverConfig or None")
     return config
@@ -101,17 +110,41 @@ def _first_call(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, 
 
 def _traced(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor,
             config: SolverConfig | None) -> torch.Tensor:
-    """The call while torch.compile traces a model around it: one opaque operator, so no graph break."""
-    check(x, in_gate, out_gate, k)
+    """The call while torch.compile traces a model around it, without a graph break: an opaque operator, or the graph
+    that the config names, for the model's own compilation to fuse with what surrounds it."""
+    problem, config = check(x, in_gate, out_gate, k), _resolve(config)
+    if config.graph == "eager":
+        return reference.eager(x, in_gate, out_gate, k)
+    if config.graph == "spectral" and problem.batch:
+        dtype = graph.transform_dtype(problem.length, problem.device, config)
+        return graph.spectral_graph(dtype)(x, in_gate, out_gate, k)
     return torch.ops.glconv.gated_causal_conv(x, in_gate, out_gate, k)
 
 
 def _route(problem: Problem, config: SolverConfig) -> Route:
     """The one place where problem, device and config become a path."""
+    path, reason = config.graph, f"graph: {config.graph}"
     if problem.batch == 0:
         return Route("empty", "the batch is empty", lambda x, in_gate, out_gate, k: torch.empty_like(x))
-    if config.graph == "eager":
-        from .reference import eager
+    if path in ("auto", "fused") and problem.device.type == "cuda":
+        from .fused import launch
 
-        return Route("eager", "graph: eager", eager)
-    raise NotImplementedError(f"graph: {config.graph} on {problem.device}")
+        plan = launch.plan_for(problem, config.kernel)
+        if plan.path in FUSED_PATHS:
+            return Route(plan.path, plan.reason, launch.launch)
+        if path == "fused":
+            raise ValueError(f"graph: fused has no kernel for {problem}: {plan.reason}; want graph: auto")
+        path, reason = plan.path, plan.reason
+    elif path in ("auto", "fused"):
+        path, reason = "right-angle", f"{reason} on a CPU"
+    return Route(path, reason, _dataflow(path, config, problem.length, problem.device))
+
+
+@functools.cache
+def _dataflow(path: str, config: SolverConfig, length: int, device: torch.device) -> Operator:
+    """A path outside the fused kernels. Kept, for its compiled graphs belong to it."""
+    if path == "eager":
+        return reference.eager
+    if path == "spectral":
+        return graph.build(config, length, device)
+    return right_angle.build(config, device)
