@@ -1,9 +1,9 @@
-"""torch.compile as this package uses it: one specialised graph a shape, never a graph break, never a silent fall to eager.
+"""torch.compile as this package uses it: one specialised graph a shape, no graph break, no silent fall to eager.
 
-Dynamo keeps its graphs and counts its recompilations per code object. Each signature of inputs gets a code object of its
-own here, so a program may use many shapes without one of them using up the limit of the others, a call finds its graph
-by one dictionary look-up, and nothing in the host program's Dynamo settings changes: limits are raised only while a
-graph is being made.
+Dynamo keeps its graphs and counts its recompilations per code object. Each signature of inputs gets a code object of
+its own here, so a program may use many shapes without one of them using up the limit of the others, a call finds its
+graph by one dictionary look-up, and nothing in the host program's Dynamo settings changes: limits are raised only while
+a graph is being made.
 """
 import functools
 import logging
@@ -14,12 +14,14 @@ import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_map
 
 from .config import SolverConfig
 
-Function = Callable[..., object]
+Function = Callable[..., Any]
 log = logging.getLogger(__name__)
 
 # What PyTorch says of complex tensors in every graph here: their arithmetic is spelled out in real numbers where it
@@ -45,14 +47,19 @@ class CompiledGraph:
         self.config = config
         self.graphs: dict[tuple, Function] = {}
         self.compilations = 0
-        self._shared = None
+        self._shared: Function | None = None
+        self._replays = replays_cuda_graphs(config)
 
-    def __call__(self, *tensors: torch.Tensor) -> object:
+    def __call__(self, *tensors: torch.Tensor) -> Any:
         signature = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
         graph = self.graphs.get(signature)
-        return graph(*tensors) if graph else self._first_call(signature, tensors)
+        if self._replays:
+            torch.compiler.cudagraph_mark_step_begin()
+        result = graph(*tensors) if graph else self._first_call(signature, tensors)
+        # A replay writes where the one before wrote; the caller's answer must not change under it.
+        return tree_map(torch.clone, result) if self._replays else result
 
-    def _first_call(self, signature: tuple, tensors: tuple[torch.Tensor, ...]) -> object:
+    def _first_call(self, signature: tuple, tensors: tuple[torch.Tensor, ...]) -> Any:
         from torch._dynamo.exc import FailOnRecompileLimitHit
 
         if self.compilations >= self.config.recompile_limit:
@@ -105,11 +112,16 @@ def own_code(function: Function) -> Function:
                            function.__closure__), function)
 
 
-def inductor_arguments(config: SolverConfig) -> dict[str, object]:
+def inductor_arguments(config: SolverConfig) -> dict[str, Any]:
     """mode or options for torch.compile, which takes one of the two."""
     if config.options:
         return {"options": dict(config.options)}
     return {} if config.mode == "default" else {"mode": config.mode}
+
+
+def replays_cuda_graphs(config: SolverConfig) -> bool:
+    """Whether Inductor records CUDA graphs, whose results live in buffers that the next call overwrites."""
+    return config.mode in ("reduce-overhead", "max-autotune") or bool(dict(config.options).get("triton.cudagraphs"))
 
 
 def recompile_limits(limit: int):

@@ -29,12 +29,13 @@ from .right_angle import Operator, power_of_two
 
 # Lengths with FP16 transforms under transform_dtype: auto. FP16 rounding grows with the number of FFT stages.
 SHORTEST_FP16, LONGEST_FP16 = 32, 32768
+PACKING = Packing()
 
 
 def normalised_rows(x: torch.Tensor, in_gate: torch.Tensor, peak: float,
                     dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """x * in_gate of [batch, channels, length] in `dtype`, each row brought below `peak` by a power of two, and the FP32
-    factors [batch, channels, 1] that undo it. A row that is not finite gives zeros and the factor NaN."""
+    """x * in_gate of [batch, channels, length] in `dtype`, each row brought below `peak` by a power of two, and the
+    FP32 factors [batch, channels, 1] that undo it. A row that is not finite gives zeros and the factor NaN."""
     u = x.float() * in_gate.float()
     largest = u.abs().amax(-1, keepdim=True)
     finite = largest < math.inf
@@ -48,7 +49,7 @@ def normalised_kernel(k: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor
     factors [channels, 1] that undo it."""
     largest = power_of_two(k.abs().amax(-1, keepdim=True))
     k = k / largest
-    norm = power_of_two((k * k).sum(-1, keepdim=True).sqrt())
+    norm = power_of_two((k * k).sum(-1, keepdim=True).sqrt()).clamp_min(2.0**-60)   # k = 0 divides by no zero
     return (k * (16 / norm)).to(dtype), largest * (norm / 16)
 
 
@@ -64,7 +65,7 @@ def scales(length: int) -> tuple[float, float, float]:
     return peak, scale, 1 / (2 * length * scale)
 
 
-def spectral_graph(dtype: torch.dtype, packing: Packing = Packing()) -> Function:
+def spectral_graph(dtype: torch.dtype, packing: Packing = PACKING) -> Function:
     """The graph with transforms in `dtype` (torch.float16 or torch.float32), as a function of the four tensors."""
     def spectral(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         batch, streams, heads, length = x.shape
@@ -83,7 +84,7 @@ def spectral_graph(dtype: torch.dtype, packing: Packing = Packing()) -> Function
             z = torch.view_as_real(torch.fft.ifft(torch.view_as_complex(packed), norm="forward"))
             y = z[:, :, :length].permute(0, 3, 1, 2).reshape(-1, channels, length)[:batch]
         y = y.float() * out_gate.float() * row_factor * (kernel_factor * undo)
-        return y.to(x.dtype).view(batch, streams, heads, length)
+        return y.to(x.dtype).contiguous().view(batch, streams, heads, length)
 
     return spectral
 
@@ -104,8 +105,8 @@ def transform_dtype(length: int, device: torch.device, config: SolverConfig) -> 
             raise ValueError(f"transform_dtype is float16 with length {length} on {device}; want a CUDA device and a "
                              "length that is a power of two, or transform_dtype: auto, float32")
         return torch.float16
-    short = SHORTEST_FP16 <= length <= LONGEST_FP16
-    return torch.float16 if config.transform_dtype == "auto" and device.type == "cuda" and power and short else torch.float32
+    suited = device.type == "cuda" and power and SHORTEST_FP16 <= length <= LONGEST_FP16
+    return torch.float16 if config.transform_dtype == "auto" and suited else torch.float32
 
 
 def build(config: SolverConfig, length: int, device: torch.device) -> Operator:

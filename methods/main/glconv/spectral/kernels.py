@@ -2,8 +2,8 @@
 
 The formula is in `pairs.py`. Spectra come as real tensors with a last axis of 2, FP16 or FP32; arithmetic is FP32, and
 each result is rounded once, to the dtype of the spectra. One program takes `tile_pairs` batch pairs by `tile_bins` bins
-of one channel, so that each kernel bin it loads serves all its pairs. Traffic a pair and channel: 2(L+1) complex numbers
-read, 2L written, plus the kernel's L+1, which stays in L2.
+of one channel, so that each kernel bin it loads serves all its pairs. Traffic a pair and channel: 2(L+1) complex
+numbers read, 2L written, plus the kernel's L+1, which stays in L2.
 """
 import torch
 import triton

@@ -31,7 +31,7 @@ class Packing:
     stages: int = 3             # Triton's num_stages
     emit: str = "pair"          # a lane makes: "output" one bin of Z; "pair" Z[j] and Z[2L - j] from one load
     nyquist: str = "dc"         # with emit "pair", bin L is done by: "lane" one of its own; "dc" the lane of bin 0
-    layout: str = "interleaved"  # complex numbers move as: "planes" two strided; "interleaved" a [.., 2] tile; "word" one
+    layout: str = "interleaved" # a complex number moves as: "planes" two parts; "interleaved" a run of 2; "word" one
     scale_at: str = "kernel"    # the scale multiplies: "kernel" K before the products; "output" Z after them
     signal_policy: str = ""     # cache hint of loads of U: "", ".cg", "evict_first", "evict_last"
     kernel_policy: str = ""     # the same for K

@@ -64,7 +64,7 @@ def gated_rows(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, s
 
 def convolve(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor,
              spectrum_of: Function = kernel_spectrum, rows_of: Function = gated_rows) -> torch.Tensor:
-    """y of the contract, FP16 as x [batch, streams, heads, length], newly allocated; shapes and dtypes as `check` wants.
+    """y of the contract, FP16 as x [batch, streams, heads, length], newly allocated; arguments as `check` wants them.
 
     `spectrum_of` and `rows_of` are `kernel_spectrum` and `gated_rows`, or compiled forms of them.
     """
