@@ -33,8 +33,8 @@ REFUSED = {
     "options with a list in it": ({"options": {"combo_kernels": [1]}}, TypeError,
                                   "options has combo_kernels: [1], of type list; want bool, int, float or str"),
     "options and a mode": ({"options": {"combo_kernels": True}, "mode": "max-autotune"}, ValueError,
-                           "options and mode: max-autotune exclude each other in torch.compile; want mode: default with "
-                           "options, or no options"),
+                           "options and mode: max-autotune exclude each other in torch.compile; want mode: default "
+                           "with options, or no options"),
     "mode uncompiled": ({"compile": False, "mode": "max-autotune"}, ValueError,
                         "mode is set with compile: false; want compile: true, or no mode"),
     "dynamic uncompiled": ({"compile": False, "dynamic": True}, ValueError,

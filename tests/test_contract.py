@@ -25,7 +25,8 @@ BAD = {
     "x in FP32": (
         {"x": torch.zeros(SHAPE)}, TypeError, "x has dtype torch.float32; want torch.float16"),
     "gate in BF16": (
-        {"out_gate": torch.zeros(SHAPE).bfloat16()}, TypeError, "out_gate has dtype torch.bfloat16; want torch.float16"),
+        {"out_gate": torch.zeros(SHAPE).bfloat16()}, TypeError,
+        "out_gate has dtype torch.bfloat16; want torch.float16"),
     "k in FP16": (
         {"k": torch.zeros(SHAPE[1:]).half()}, TypeError, "k has dtype torch.float16; want torch.float32"),
     "k in FP64": (

@@ -14,7 +14,7 @@ from tools.judge import environment, find_cases, find_method
 
 ROOT = Path(__file__).resolve().parent.parent
 METHODS = ROOT / "tests" / "methods"
-ONE_CASE = "b2-s1x96"
+ONE_CASE = "b2-s1x192"
 
 
 def run_judge(*arguments: str, **variables: str) -> subprocess.CompletedProcess:
@@ -29,7 +29,7 @@ CAUGHT = {
     "cached_answer": "gives the same answer for different inputs: a kept result",
     "cached_by_address": "for new values at old addresses gives a wrong answer: relative L2 ",
     "reused_buffer": "changes an earlier result by a later call: the memory of results is shared",
-    "non_contiguous": "returns a non-contiguous tensor, strides [393216, 393216, 4096, 1]",
+    "non_contiguous": "returns a non-contiguous tensor, strides [786432, 786432, 4096, 1]",
     "aliasing": "returns memory that belongs to the input out_gate",
     "unwritten": "gives NaN or infinity where the answer is finite",
     "raising": "raises RuntimeError: no kernel for this device",
@@ -43,7 +43,7 @@ CAUGHT = {
 def test_bad_method_is_caught(method, reason):
     limit = ("--time-limit", "3") if method == "too_slow" else ()
     run = run_judge("--method", str(METHODS / method), "--cases", ONE_CASE, *limit)
-    assert f"WRONG b2-s1x96-l2048-uniform-decaying-1: {reason}" in run.stdout, run.stdout + run.stderr
+    assert f"WRONG b2-s1x192-l2048-uniform-decaying-1: {reason}" in run.stdout, run.stdout + run.stderr
     assert "score 0: 1 of 1 cases not right" in run.stdout
     assert run.returncode == 1
 
@@ -65,7 +65,7 @@ def test_unusable_method_is_refused(method, reason):
 def test_lost_process_is_replaced_once():
     run = run_judge("--method", str(METHODS / "crashing"), "--cases", "b2-")
     assert run.stdout.count("WRONG") == 2
-    assert "NOT RUN b2-s12x8-l2048-normal-decaying-0.1: the method lost its process before" in run.stdout
+    assert "NOT RUN b2-s12x16-l2048-normal-decaying-0.1: the method lost its process before" in run.stdout
     assert run.returncode == 1
 
 
@@ -95,7 +95,7 @@ def test_misspelt_config_is_refused(tmp_path):
 
 def test_case_that_is_none_is_refused():
     run = run_judge("--cases", "b3-")
-    assert run.stdout.startswith("no case matches 'b3-'; known: b1-s1x96")
+    assert run.stdout.startswith("no case matches 'b3-'; known: b1-s1x192")
     assert run.returncode == 2
 
 

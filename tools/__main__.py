@@ -12,6 +12,7 @@ import typer
 
 COMMANDS = {
     "judge": "Is a method right, and how much faster than the eager baseline is it?",
+    "table": "Reports of the judge as Markdown tables, printed or put into a file.",
 }
 
 

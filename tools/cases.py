@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     import torch
 
 CHANNELS = 768          # of every visible and sealed case on a GPU
-SMALL_CHANNELS = 96     # of every case by default on a CPU
+SMALL_CHANNELS = 192     # of every case by default on a CPU
 LENGTH = 2048
 BATCHES = (1, 4, 16, 64)
 SMALL_BATCHES = (1, 2, 5, 8)

@@ -213,8 +213,8 @@ def command(
     method: Annotated[str, Option(help="Folder that holds solver.py, or the name of one under methods/.")] = "main",
     config: Annotated[Path | None, Option(help="YAML file for the solver, such as configs/max-autotune.yaml.",
                                           exists=True, dir_okay=False)] = None,
-    cases: Annotated[str, Option(help="visible (768 channels), small (96), auto (visible on a GPU, small on a CPU), or "
-                                 "patterns of case names, comma separated.")] = "auto",
+    cases: Annotated[str, Option(help="visible (768 channels), small (192), auto (visible on a GPU, small on a CPU), "
+                                 "or patterns of case names, comma separated.")] = "auto",
     sealed: Annotated[int | None, Option(metavar="SEED", help="Judge cases drawn from this seed instead.")] = None,
     count: Annotated[int, Option(min=1, help="How many cases --sealed draws.")] = 24,
     lengths: Annotated[bool, Option("--lengths", help="Let --sealed draw other lengths than 2048 too.")] = False,

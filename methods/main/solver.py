@@ -6,7 +6,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))    # works from a copy of this folder alone
 
-from glconv import gated_causal_conv
+from glconv import describe, gated_causal_conv
+
+__all__ = ["describe", "solve"]
 
 
 def solve(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
