@@ -55,3 +55,17 @@ def halves(matrix: torch.Tensor, device: torch.device, dtype: torch.dtype = torc
 def factors(n1: int, n2: int, device: torch.device) -> tuple[torch.Tensor, ...]:
     """(F1 real, F1 imaginary, F2 real, F2 imaginary, T real, T imaginary), FP16, for one factorisation on one device."""
     return (*halves(row_factor(n1), device), *halves(column_factor(n2), device), *halves(twiddle(n1, n2), device))
+
+
+@functools.lru_cache(maxsize=64)
+def gain(n1: int, n2: int) -> float:
+    """What the inverse transform of (unitary spectrum of u) * (unitary spectrum of k) lacks to be the convolution.
+
+    sqrt(N1*N2), corrected for what rounding to FP16 does to the mean magnitude of the factors, each of which takes part
+    three times: 1/sqrt(32) alone is off by 3e-4.
+    """
+    kept = 1.0
+    for matrix in (row_factor(n1), column_factor(n2), twiddle(n1, n2)):
+        rounded = torch.complex(matrix.real.half().double(), matrix.imag.half().double())
+        kept *= ((rounded * matrix.conj()).real.sum() / matrix.abs().square().sum()).item()
+    return math.sqrt(n1 * n2) / kept ** 3

@@ -2,6 +2,8 @@
 
 Draft docstring, replaced below.
 """
+import math
+
 import torch
 import triton
 import triton.language as tl
@@ -34,13 +36,26 @@ def narrow(r, i, PACKED: tl.constexpr):
 
 
 @triton.jit
-def shift(w, factor, PACKED: tl.constexpr):
-    """A packed tile times a real FP16 scalar."""
+def rescale(tiles, factor, like, COUNT: tl.constexpr, PACKED: tl.constexpr):
+    """COUNT packed tiles, each times a real scalar that FP16 holds."""
+    result = ()
+    for d in tl.static_range(COUNT):
+        if PACKED:
+            halves = tl.full(like.shape, factor, tl.float16)
+            result = result + (tl.inline_asm_elementwise("mul.rn.f16x2 $0, $2, $4; mul.rn.f16x2 $1, $3, $4;", "=&r,=r,r,r,r",
+                                                         [tiles[d], halves], dtype=tl.int32, is_pure=True, pack=2),)
+        else:
+            result = result + ((tiles[d][0] * factor.to(tl.float16), tiles[d][1] * factor.to(tl.float16)),)
+    return result
+
+
+@triton.jit
+def zeros(like, PACKED: tl.constexpr):
+    """A packed tile of zeros."""
     if PACKED:
-        return tl.inline_asm_elementwise("mul.rn.f16x2 $0, $2, $4; mul.rn.f16x2 $1, $3, $4;", "=&r,=r,r,r,r",
-                                         [w, factor], dtype=tl.int32, is_pure=True, pack=2)
+        return tl.zeros(like.shape, tl.int32)
     else:
-        return w[0] * factor, w[1] * factor
+        return tl.zeros(like.shape, tl.float16), tl.zeros(like.shape, tl.float16)
 
 
 @triton.jit
@@ -173,22 +188,112 @@ def spectrum(k, f1r, f1i, f2r, f2i, twiddle, PACKED: tl.constexpr):
 
 @triton.jit
 def largest(tile):
+    """Maximum of a tile, a scalar."""
     return tl.max(tl.max(tile, 1), 0)
 
 
 @triton.jit
 def fetch(pointer, offsets, row, FULL: tl.constexpr):
+    """Values of a row at `offsets`, zeros past its end."""
     if FULL:
         return tl.load(pointer + offsets)
     else:
         return tl.load(pointer + offsets, mask=offsets < row, other=0.0)
 
 
+@triton.jit
+def power_of_two(exponent):
+    """FP32 2^(exponent - 127) of a biased exponent from 1 to 254."""
+    return (exponent << 23).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def biased_exponent(value):
+    """Of a positive FP32 scalar, rounded down."""
+    return value.to(tl.int32, bitcast=True) >> 23
+
+
+@triton.jit
+def sample(y):
+    """Sums of y [N1, N2] over eight-column groups and pairs, for every other group of eight rows.
+
+    All the summands lie in one thread's registers. A value that is not finite fills its whole column of y, so half of
+    the rows see it.
+    """
+    N1: tl.constexpr = y.shape[0]
+    N2: tl.constexpr = y.shape[1]
+    half, _ = tl.split(tl.permute(tl.reshape(y, (N1 // 16, 2, 8, N2)), (0, 2, 3, 1)))
+    return tl.sum(tl.sum(tl.reshape(half, (N1 // 2, N2 // 8, 4, 2)), 1), 2)
+
+
+@triton.jit
+def put(pointer, offsets, row, value, FULL: tl.constexpr, AGAIN: tl.constexpr):
+    """Stores the row's part of a tile; when AGAIN, only where the value there is not finite."""
+    if AGAIN:
+        before = fetch(pointer, offsets, row, FULL).to(tl.float32)
+        tl.store(pointer + offsets, value, mask=(offsets < row) & (before - before != 0.0))
+    elif FULL:
+        tl.store(pointer + offsets, value)
+    else:
+        tl.store(pointer + offsets, value, mask=offsets < row)
+
+
+@triton.jit
+def sequences(x_p, ig_p, og_p, y_p, first, count, step, row, kernel, scale, f1r, f1i, f2r, f2i, twiddle, o12,
+              BLOCKS: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
+              UNROLL: tl.constexpr, AGAIN: tl.constexpr):
+    """Rows first, first + step, ... of one channel, `count` of them. Returns a sum that is finite when every y is."""
+    N: tl.constexpr = f1r.shape[0] * f2r.shape[0]
+    total = tl.zeros([f1r.shape[0] // 2, 4], tl.float32)
+    if UNROLL:
+        for i in tl.range(0, count, num_stages=STAGES):
+            base = (first + i * step) * row
+            ahead = ()
+            for j in tl.static_range(BLOCKS):
+                at = j * N + o12
+                x = fetch(x_p + base, at, row, FULL)
+                ig = fetch(ig_p + base, at, row, FULL)
+                og = fetch(og_p + base, at, row, FULL)
+                u = forward(x * ig, f1r, f1i, f2r, f2i, twiddle, PACKED)
+                sums = ()
+                for d in tl.static_range(BLOCKS - j):
+                    if j == 0:
+                        sums = sums + (multiply(u, kernel[d], PACKED),)
+                    else:
+                        sums = sums + (multiply_add(u, kernel[d], ahead[d], PACKED),)
+                ahead = sums[1:]
+                y = inverse(sums[0], f1r, f1i, f2r, f2i, twiddle, PACKED)
+                total += sample(y)
+                put(y_p + base, at, row, (y * og.to(tl.float32) * scale).to(tl.float16), FULL, AGAIN)
+    else:
+        ahead = ()
+        for d in tl.static_range(1, BLOCKS):
+            ahead = ahead + (zeros(o12, PACKED),)
+        for i in tl.range(0, count * BLOCKS, num_stages=STAGES):
+            base = (first + i // BLOCKS * step) * row
+            j = i % BLOCKS
+            at = j * N + o12
+            x = fetch(x_p + base, at, row, FULL)
+            ig = fetch(ig_p + base, at, row, FULL)
+            og = fetch(og_p + base, at, row, FULL)
+            u = forward(x * ig, f1r, f1i, f2r, f2i, twiddle, PACKED)
+            sums = ()
+            for d in tl.static_range(BLOCKS - 1):
+                sums = sums + (multiply_add(u, kernel[d], reset(j == 0, ahead[d], PACKED), PACKED),)
+            sums = sums + (multiply(u, kernel[BLOCKS - 1], PACKED),)
+            ahead = sums[1:]
+            y = inverse(sums[0], f1r, f1i, f2r, f2i, twiddle, PACKED)
+            total += sample(y)
+            put(y_p + base, at, row, (y * og.to(tl.float32) * scale).to(tl.float16), FULL, AGAIN)
+    return total
+
+
 @triton.jit(do_not_specialize=["batch", "channels"])
 def right_angle_kernel(
-        x_p, ig_p, og_p, k_p, y_p, f1r_p, f1i_p, f2r_p, f2i_p, tr_p, ti_p, batch, channels, length, gain,
-        N1: tl.constexpr, N2: tl.constexpr, BLOCKS: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr,
-        PACKED: tl.constexpr, UNROLL: tl.constexpr):
+        x_p, ig_p, og_p, k_p, y_p, f1r_p, f1i_p, f2r_p, f2i_p, tr_p, ti_p, batch, channels, units, gain,
+        N1: tl.constexpr, N2: tl.constexpr, BLOCKS: tl.constexpr, FULL: tl.constexpr, ALIGN: tl.constexpr,
+        STAGES: tl.constexpr, PACKED: tl.constexpr, UNROLL: tl.constexpr):
+    """One program: a contiguous share of the channel-major list of sequences. The length is units*ALIGN."""
     i1 = tl.arange(0, N1)
     i2 = tl.arange(0, N2)
     o11 = i1[:, None] * N1 + i1[None, :]
@@ -204,100 +309,63 @@ def right_angle_kernel(
     if FULL:
         row = N * BLOCKS
     else:
-        row = length
-    # This program's share of the channel-major list of sequences.
+        row = units * ALIGN
     programs = tl.num_programs(0).to(tl.int64)
     total = batch.to(tl.int64) * channels
-    first = tl.program_id(0) * total // programs
-    last = (tl.program_id(0) + 1) * total // programs
-    lowest = first // batch
-    for step in tl.range(0, ((last + batch - 1) // batch - lowest).to(tl.int32), num_stages=1):
+    begin = tl.program_id(0) * total // programs
+    end = (tl.program_id(0) + 1) * total // programs
+    lowest = begin // batch
+    for step in tl.range(0, ((end + batch - 1) // batch - lowest).to(tl.int32), num_stages=1):
         c = lowest + step
         taps = k_p + c * row
         peak = largest(tl.abs(fetch(taps, o12, row, FULL)))
         for d in tl.range(1, BLOCKS, num_stages=1):     # not unrolled: all of k would then stay in registers
             peak = tl.maximum(peak, largest(tl.abs(fetch(taps, d * N + o12, row, FULL))))
-        # A power of two, so that scaling is exact; biased exponents 27 to 252 keep its reciprocal a normal number.
-        exponent = tl.minimum(tl.maximum(peak.to(tl.int32, bitcast=True) >> 23, 27), 252)
-        shrink = ((254 - exponent) << 23).to(tl.float32, bitcast=True)
-        grow = (exponent << 23).to(tl.float32, bitcast=True)
-        none = narrow(tl.zeros([N1, N2], tl.float32), tl.zeros([N1, N2], tl.float32), PACKED)
-        words = ()
+        # Biased exponents 27 to 252 keep the reciprocal a normal number.
+        height = tl.minimum(tl.maximum(biased_exponent(peak), 27), 252)
+        kernel = ()
         for d in tl.static_range(BLOCKS):
-            words = words + (none,)
+            kernel = kernel + (zeros(o12, PACKED),)
         before_r = tl.zeros([N1, N2], tl.float32)
         before_i = before_r
-        bound = 0.0
+        energy = 0.0
         for d in tl.range(0, BLOCKS, num_stages=1):
-            kr, ki = spectrum(fetch(taps, d * N + o12, row, FULL) * shrink, f1r, f1i, f2r, f2i, twiddle, PACKED)
+            k = fetch(taps, d * N + o12, row, FULL) * power_of_two(254 - height)
+            kr, ki = spectrum(k, f1r, f1i, f2r, f2i, twiddle, PACKED)
             sr = kr + before_i
             si = ki - before_r
             before_r = kr
             before_i = ki
-            bound += tl.sqrt(largest(sr * sr + si * si))
-            words = words[1:] + (narrow(sr, si, PACKED),)
-        exponent = tl.maximum((bound.to(tl.int32, bitcast=True) >> 23) + 1, 113)
-        level = tl.full([N1, N2], ((254 - exponent) << 23).to(tl.float32, bitcast=True), tl.float16)
-        kernel = ()
-        for d in tl.static_range(BLOCKS):
-            kernel = kernel + (shift(words[d], level, PACKED),)
-        scale = tl.minimum((exponent << 23).to(tl.float32, bitcast=True) * gain * grow, 3e38)
+            energy += tl.sum(tl.sum(sr * sr + si * si, 1), 0)
+            kernel = kernel[1:] + (narrow(sr, si, PACKED),)
+        level = tl.minimum(tl.maximum(biased_exponent(tl.sqrt(energy * (1.0 / N))) - 1, 107), 141)
+        kernel = rescale(kernel, power_of_two(254 - level), o12, BLOCKS, PACKED)
+        scale = power_of_two(level) * gain * power_of_two(height)
 
-        start = tl.maximum(first - c * batch, 0)
-        stop = tl.minimum(last - c * batch, batch)
-        if UNROLL:
-            for it in tl.range(0, (stop - start).to(tl.int32), num_stages=STAGES):
-                base = ((start + it) * channels + c) * row
-                ahead = ()
-                for j in tl.static_range(BLOCKS):
-                    at = j * N + o12
-                    x = fetch(x_p + base, at, row, FULL)
-                    ig = fetch(ig_p + base, at, row, FULL)
-                    og = fetch(og_p + base, at, row, FULL)
-                    u = forward(x * ig, f1r, f1i, f2r, f2i, twiddle, PACKED)
-                    sums = ()
-                    for d in tl.static_range(BLOCKS - j):
-                        if j == 0:
-                            sums = sums + (multiply(u, kernel[d], PACKED),)
-                        else:
-                            sums = sums + (multiply_add(u, kernel[d], ahead[d], PACKED),)
-                    ahead = sums[1:]
-                    y = inverse(sums[0], f1r, f1i, f2r, f2i, twiddle, PACKED)
-                    out = (y * og.to(tl.float32) * scale).to(tl.float16)
-                    if FULL:
-                        tl.store(y_p + base + at, out)
-                    else:
-                        tl.store(y_p + base + at, out, mask=at < row)
-        else:
-            ahead = ()
-            for d in tl.static_range(1, BLOCKS):
-                ahead = ahead + (none,)
-            for it in tl.range(0, (stop - start).to(tl.int32) * BLOCKS, num_stages=STAGES):
-                base = ((start + it // BLOCKS) * channels + c) * row
-                j = it % BLOCKS
-                at = j * N + o12
-                x = fetch(x_p + base, at, row, FULL)
-                ig = fetch(ig_p + base, at, row, FULL)
-                og = fetch(og_p + base, at, row, FULL)
-                u = forward(x * ig, f1r, f1i, f2r, f2i, twiddle, PACKED)
-                sums = ()
-                for d in tl.static_range(BLOCKS - 1):
-                    sums = sums + (multiply_add(u, kernel[d], reset(j == 0, ahead[d], PACKED), PACKED),)
-                sums = sums + (multiply(u, kernel[BLOCKS - 1], PACKED),)
-                ahead = sums[1:]
-                y = inverse(sums[0], f1r, f1i, f2r, f2i, twiddle, PACKED)
-                out = (y * og.to(tl.float32) * scale).to(tl.float16)
-                if FULL:
-                    tl.store(y_p + base + at, out)
-                else:
-                    tl.store(y_p + base + at, out, mask=at < row)
+        start = tl.maximum(begin - c * batch, 0)
+        count = (tl.minimum(end - c * batch, batch) - start).to(tl.int32)
+        first = start * channels + c
+        seen = sequences(x_p, ig_p, og_p, y_p, first, count, channels, row, kernel, tl.minimum(scale, 3e38),
+                         f1r, f1i, f2r, f2i, twiddle, o12, BLOCKS, FULL, STAGES, PACKED, UNROLL, False)
+        if largest(tl.where(seen - seen == 0.0, 0, 1)) > 0:
+            bound = 0.0
+            for m in tl.static_range(BLOCKS):
+                r, i = parts(kernel[m], PACKED)
+                r = r.to(tl.float32)
+                i = i.to(tl.float32)
+                bound += tl.sqrt(largest(r * r + i * i))
+            level = biased_exponent(tl.maximum(bound, 1.0)) + 1
+            kernel = rescale(kernel, power_of_two(254 - level), o12, BLOCKS, PACKED)
+            scale = scale * power_of_two(level)
+            sequences(x_p, ig_p, og_p, y_p, first, count, channels, row, kernel, tl.minimum(scale, 3e38),
+                      f1r, f1i, f2r, f2i, twiddle, o12, BLOCKS, FULL, 1, PACKED, False, True)
 
 
 def run(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor, plan, y: torch.Tensor) -> None:
     """Write y, on the current device and stream."""
     batch, streams, heads, length = x.shape
-    size = plan.n1 * plan.n2
+    align = math.gcd(length, 16)
     right_angle_kernel[(plan.programs,)](
-        x, in_gate, out_gate, k, y, *dft.factors(plan.n1, plan.n2, x.device), batch, streams * heads, length,
-        size ** 0.5, plan.n1, plan.n2, plan.blocks, length == size * plan.blocks, plan.stages, plan.packed, plan.unroll,
-        num_warps=plan.warps)
+        x, in_gate, out_gate, k, y, *dft.factors(plan.n1, plan.n2, x.device), batch, streams * heads, length // align,
+        dft.gain(plan.n1, plan.n2), plan.n1, plan.n2, plan.blocks, length == plan.blocks * plan.n1 * plan.n2, align,
+        plan.stages, plan.packed, plan.unroll, num_warps=plan.warps)
