@@ -58,6 +58,8 @@ def find_method(name: str) -> Path:
 
 def find_device(name: str) -> str:
     """The device that `auto` stands for, or the name itself where torch knows such a device here."""
+    if name == "cpu":
+        return name
     import torch
 
     if name == "auto":
