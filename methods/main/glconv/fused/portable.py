@@ -338,7 +338,7 @@ def right_angle_kernel(
             before_i = ki
             energy += tl.sum(tl.sum(sr * sr + si * si, 1), 0)
             kernel = kernel[1:] + (narrow(sr, si, PACKED),)
-        level = tl.minimum(tl.maximum(biased_exponent(tl.sqrt(energy * (1.0 / N))) - 1, 107), 141)
+        level = tl.minimum(tl.maximum(biased_exponent(tl.sqrt(energy * (1.0 / N))) - 1, 112), 141)
         kernel = rescale(kernel, power_of_two(254 - level), o12, BLOCKS, PACKED)
         scale = power_of_two(level) * gain * power_of_two(height)
 
@@ -368,4 +368,4 @@ def run(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch
     right_angle_kernel[(plan.programs,)](
         x, in_gate, out_gate, k, y, *dft.factors(plan.n1, plan.n2, x.device), batch, streams * heads, length // align,
         dft.gain(plan.n1, plan.n2), plan.n1, plan.n2, plan.blocks, length == plan.blocks * plan.n1 * plan.n2, align,
-        plan.stages, plan.packed, plan.unroll, num_warps=plan.warps)
+        plan.stages, plan.packed, plan.unroll, num_warps=plan.warps, maxnreg=plan.registers)
