@@ -4,11 +4,12 @@ import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
+Data = dict[str, Any]   # what goes from process to process, and into reports: JSON as it is
 CHANNELS = 768          # of every visible and sealed case on a GPU
 SMALL_CHANNELS = 192     # of every case by default on a CPU
 LENGTH = 2048

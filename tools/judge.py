@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated
@@ -24,7 +24,7 @@ from typer import Option
 
 from . import cases as families
 from . import report
-from .cases import Case
+from .cases import Case, Data
 
 ROOT = Path(__file__).resolve().parent.parent
 # The worker gets these variables of the environment and no others: no credentials, no proxies.
@@ -43,8 +43,8 @@ class Unusable(Exception):
 class Verdict:
     """What came of one run: the machine, and for each case a result with status right, wrong or not run."""
 
-    machine: dict[str, object] = field(default_factory=dict)
-    results: list[dict[str, object]] = field(default_factory=list)
+    machine: Data = field(default_factory=dict)
+    results: list[Data] = field(default_factory=list)
 
 
 def find_method(name: str) -> Path:
@@ -110,23 +110,25 @@ def environment(config: Path | None) -> dict[str, str]:
 class Worker:
     """One fresh process over the copied folder, in a process group of its own; its messages come with a time limit."""
 
-    def __init__(self, job: dict[str, object], variables: dict[str, str], errors: Path) -> None:
+    def __init__(self, job: Data, variables: dict[str, str], errors: Path) -> None:
         self.errors = errors
         with errors.open("ab") as stream:
             self.process = subprocess.Popen([sys.executable, "-m", "tools.worker"], cwd=ROOT, env=variables,
                                             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stream,
                                             start_new_session=True, text=True)
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
         self.lines: queue.Queue[str | None] = queue.Queue()
-        threading.Thread(target=self._read, daemon=True).start()
+        threading.Thread(target=self._read, args=(self.process.stdout,), daemon=True).start()
         with contextlib.suppress(BrokenPipeError), self.process.stdin as stdin:    # its end is reported by `receive`
             json.dump(job, stdin)
 
-    def _read(self) -> None:
-        for line in self.process.stdout:
+    def _read(self, messages: Iterable[str]) -> None:
+        for line in messages:
             self.lines.put(line)
         self.lines.put(None)
 
-    def receive(self, limit: float) -> dict[str, object] | None:
+    def receive(self, limit: float) -> Data | None:
         """The next message, or None where the process has ended. Raises TimeoutError past `limit` seconds."""
         try:
             line = self.lines.get(timeout=limit)
@@ -201,11 +203,11 @@ def _listen(worker: Worker, verdict: Verdict, time_limit: float) -> Iterator[int
                 raise Unusable(f"the method {reason}")
             case {"event": "loaded"}:
                 loaded = True
-            case {"event": "start", "case": running}:
-                pass
-            case {"event": "case", "result": result}:
-                verdict.results[running] = result
-                yield running
+            case {"event": "start", "case": number}:
+                running = number
+            case {"event": "case", "case": number, "result": result}:
+                verdict.results[number] = result
+                yield number
                 running = None
             case {"event": "done"}:
                 return
@@ -252,7 +254,8 @@ def command(
     except (Unusable, ValueError, TypeError) as error:
         console.print(Text(str(error), style="bold red"), soft_wrap=True)
         raise typer.Exit(2) from None
-    result = report.make_report(method, config and str(config), family, verdict.machine, chosen, verdict.results)
+    result = report.make_report(method, str(config) if config else None, family, verdict.machine, chosen,
+                                verdict.results)
     report.print_report(result, console)
     if json_file:
         report.write_json(result, json_file)

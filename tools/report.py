@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from .cases import Case
+from .cases import Case, Data
 
 # The published marks on their card, in multiples of eager: the expert and the upper bound. Per-case marks are not
 # published, so these two stand for every case.
@@ -53,8 +53,8 @@ def geometric_mean(values: Sequence[float]) -> float:
     return math.exp(sum(map(math.log, values)) / len(values)) if values else 0.0
 
 
-def make_report(method: str, config: str | None, family: str, machine: dict[str, object], cases: Sequence[Case],
-                results: Sequence[dict[str, object]]) -> dict[str, object]:
+def make_report(method: str, config: str | None, family: str, machine: Data, cases: Sequence[Case],
+                results: Sequence[Data]) -> Data:
     """Everything the run has to say, as plain data: what the table, the JSON file and the plot are made from.
 
     Speed-ups are ratios of medians in the same run: `call` of whole-call latencies, which is what is scored, `gpu` of
@@ -81,7 +81,7 @@ def make_report(method: str, config: str | None, family: str, machine: dict[str,
     }
 
 
-def print_report(report: dict[str, object], console: Console) -> None:
+def print_report(report: Data, console: Console) -> None:
     """The table of cases, a line for each that is not right, and the score."""
     on_gpu = report["machine"].get("device_type") == "cuda"
     table = Table(box=None, pad_edge=False, header_style="bold")
@@ -146,7 +146,7 @@ def write_json(content: object, path: Path) -> None:
         raise
 
 
-def plot(report: dict[str, object], path: Path) -> None:
+def plot(report: Data, path: Path) -> None:
     """Speed-up over eager, case by case, as a picture (PNG, or what the file's ending names)."""
     import matplotlib
 

@@ -5,10 +5,12 @@ from typing import Annotated
 
 from typer import Argument, BadParameter, Option
 
+from .cases import Data
+
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 
 
-def markdown(report: dict) -> str:
+def markdown(report: Data) -> str:
     """One report of `judge --json` as a Markdown table with the machine and versions above it."""
     machine, means = report["machine"], report["geometric_mean"]
     on_gpu = machine["device_type"] == "cuda"

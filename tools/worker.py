@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from . import timing
-from .cases import Case, make_inputs
+from .cases import Case, Data, make_inputs
 
 ROOT = Path(__file__).resolve().parent.parent
 # Relative L2 from float64, of the whole result and of its worst row. Ordinary inputs give 3e-4 (one rounding to FP16)
@@ -28,7 +28,7 @@ ROW_LIMIT = 4e-3
 SMALLEST_NORMAL = 2.0**-14
 ORACLE_ELEMENTS = 1 << 24   # a slab of the float64 oracle: about 1 GiB with its spectra
 
-Tensors = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
+Tensors = tuple[torch.Tensor, ...]
 ARGUMENTS = ("x", "in_gate", "out_gate", "k")
 
 
@@ -39,6 +39,8 @@ class Wrong(Exception):
 def load_file(name: str, path: Path) -> ModuleType:
     """A Python file as a module of its own, outside any package."""
     spec = importlib.util.spec_from_file_location(name, path)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     spec.loader.exec_module(module)
@@ -53,7 +55,7 @@ def leave_repository() -> None:
     sys.path[:] = [entry for entry, path in entries if path != ROOT and methods not in (path, *path.parents)]
 
 
-def originals() -> dict[str, object]:
+def originals() -> Data:
     """What a timing or a check rests on, and a method must not replace."""
     cuda = torch.cuda
     return {"time.perf_counter": time.perf_counter, "torch.cuda.Event": cuda.Event,
@@ -104,7 +106,7 @@ class Examiner:
         self.eager = load_file("judge_eager", ROOT / "methods" / "eager" / "solver.py").solve
         self.reference = load_file("judge_reference", ROOT / "methods" / "main" / "glconv" / "reference.py")
 
-    def run(self, case: Case) -> dict[str, object]:
+    def run(self, case: Case) -> Data:
         """Correctness, then time, then correctness once more. Raises Wrong, or whatever the method raises."""
         result = self.correctness(case)
         result |= self.memory(case)
@@ -113,9 +115,9 @@ class Examiner:
         self.errors(self.solve(*inputs), inputs, "after the timed calls ")
         return result
 
-    def correctness(self, case: Case) -> dict[str, object]:
+    def correctness(self, case: Case) -> Data:
         first, second = (make_inputs(case, call, self.device) for call in (0, 1))
-        result: dict[str, object] = {}
+        result: Data = {}
         if self.describe:
             route = self.describe(*first)
             result |= {"path": route.path, "why": route.reason}
@@ -167,7 +169,7 @@ class Examiner:
                         f"{L2_LIMIT:.0e}, {ROW_LIMIT:.0e}")
         return l2, worst
 
-    def memory(self, case: Case) -> dict[str, object]:
+    def memory(self, case: Case) -> Data:
         """Peak device memory of a call beyond its inputs, in bytes; CUDA only."""
         if self.device.type != "cuda":
             return {}
@@ -178,7 +180,7 @@ class Examiner:
         self.synchronize()
         return {"peak_bytes": torch.cuda.max_memory_allocated(self.device) - before}
 
-    def time(self, case: Case) -> dict[str, object]:
+    def time(self, case: Case) -> Data:
         """Both variants interleaved, each timed call on inputs drawn for it alone; milliseconds."""
         variants = {"eager": self.eager, "method": self.solve}
         call = iter(range(3, sys.maxsize))
@@ -200,7 +202,7 @@ class Examiner:
             torch.cuda.synchronize(self.device)
 
 
-def machine(device: torch.device) -> dict[str, object]:
+def machine(device: torch.device) -> Data:
     """Device and versions, and the copy bandwidth that shares of the roofline are given against."""
     on_cuda = device.type == "cuda"
     try:
@@ -241,7 +243,7 @@ def main() -> int:
     for number, content in job["cases"]:
         case = Case(**content)
         send("start", case=number)
-        result: dict[str, object]
+        result: Data
         try:
             result = {"status": "right", **examiner.run(case)}
         except Wrong as error:

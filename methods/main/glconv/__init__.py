@@ -58,6 +58,7 @@ def gated_causal_conv(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Te
     """
     if torch.compiler.is_compiling():
         return _traced(x, in_gate, out_gate, k, config)
+    signature: tuple = ()
     try:
         # A hit proves that `check` passed before for an identical signature, so it is not run again.
         signature = (
@@ -69,7 +70,7 @@ def gated_causal_conv(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Te
             and torch.is_grad_enabled())
         call = _routes.get(signature)
     except (AttributeError, TypeError, RuntimeError):
-        call = signature = None     # not four dense tensors and a config: the full check says which
+        call = None     # not four dense tensors and a config: the full check says which
     if call is None:
         call = _first_call(x, in_gate, out_gate, k, config)
         if len(_routes) >= _ROUTES_KEPT:

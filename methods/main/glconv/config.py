@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 CONFIG_VARIABLE = "GLCONV_CONFIG"
 GRAPHS = ("auto", "fused", "spectral", "right-angle", "eager")
@@ -16,7 +17,7 @@ COMPILED_GRAPHS = ("auto", "spectral", "right-angle")
 Scalar = bool | int | float | str
 
 
-def _knob(default: object, meaning: str, choices: tuple[str, ...] = ()) -> object:
+def _knob(default: object, meaning: str, choices: tuple[str, ...] = ()) -> Any:
     return field(default=default, metadata={"meaning": meaning, "choices": choices})
 
 
@@ -48,7 +49,7 @@ class SolverConfig:
             _check_value(knob.name, getattr(self, knob.name), type(knob.default), knob.metadata["choices"])
         if self.recompile_limit < 1:
             raise ValueError(f"recompile_limit is {self.recompile_limit}; want at least 1")
-        _check_options(self.options)
+        _check_options(tuple(self.options))
         self._check_combination()
 
     def _check_combination(self) -> None:
@@ -68,7 +69,7 @@ class SolverConfig:
             raise ValueError(f"transform_dtype: float16 is set with graph: {self.graph}; want graph: auto, spectral")
 
     @staticmethod
-    def from_mapping(mapping: Mapping[str, object]) -> "SolverConfig":
+    def from_mapping(mapping: Mapping[str, Any]) -> "SolverConfig":
         """The config with the given fields changed from their defaults, e.g. {"graph": "spectral"}.
 
         Raises TypeError when `mapping` is not a mapping, ValueError for an unknown key, and what the class raises.
@@ -111,7 +112,8 @@ def active_config() -> SolverConfig:
 def _check_value(name: str, value: object, kind: type, choices: tuple[str, ...]) -> None:
     """Exact types: YAML's true must not pass for 1, nor "false" for a truth value."""
     if name == "options" and type(value) is not kind:
-        raise TypeError(f"options is {value!r}, of type {type(value).__name__}; want a mapping of Inductor option to value")
+        raise TypeError(f"options is {value!r}, of type {type(value).__name__}; want a mapping of Inductor option to "
+                        "value")
     if type(value) is not kind:
         wanted = f"one of {', '.join(choices)}" if choices else kind.__name__
         raise TypeError(f"{name} is {value!r}, of type {type(value).__name__}; want {wanted}")
@@ -119,7 +121,7 @@ def _check_value(name: str, value: object, kind: type, choices: tuple[str, ...])
         raise ValueError(f"{name} is {value!r}; want one of {', '.join(choices)}")
 
 
-def _check_options(options: tuple[tuple[str, Scalar], ...]) -> None:
+def _check_options(options: tuple) -> None:
     """Names are Inductor's own, in the version at hand; values plain, so that the config can be hashed."""
     if not options:
         return
@@ -131,4 +133,5 @@ def _check_options(options: tuple[tuple[str, Scalar], ...]) -> None:
             near = get_close_matches(str(name), known, n=5) or ["none is near; see torch._inductor.list_options()"]
             raise ValueError(f"options has {name!r}, unknown to this Inductor; nearest known: {', '.join(near)}")
         if not isinstance(value, Scalar):
-            raise TypeError(f"options has {name}: {value!r}, of type {type(value).__name__}; want bool, int, float or str")
+            raise TypeError(f"options has {name}: {value!r}, of type {type(value).__name__}; want bool, int, float or "
+                            "str")

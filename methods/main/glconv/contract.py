@@ -66,7 +66,8 @@ def check(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: tor
     for name, tensor in (("in_gate", in_gate), ("out_gate", out_gate), ("k", k)):
         if tensor.device != x.device:
             raise ValueError(f"{name} is on {tensor.device}; want the device of x, {x.device}")
-    return Problem(*x.shape, device=x.device)
+    batch, streams, heads, length = x.shape
+    return Problem(batch, streams, heads, length, x.device)
 
 
 def _check_tensor(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
