@@ -73,8 +73,8 @@ def same_bits(tensor: torch.Tensor, before: torch.Tensor) -> bool:
 
 
 def poison(shape: torch.Size, device: torch.device) -> None:
-    """Leaves NaN in freed memory of the result's size, where the method's own allocation then likely lands. Twice, for
-    malloc gives the first such block back to the system and keeps the second."""
+    """Leaves NaN in freed memory of the result's size, where the method's own allocation then lands: surely with CUDA's
+    caching allocator, likely with malloc, which gives the first such block back to the system and keeps the second."""
     for _ in range(2):
         torch.full(shape, torch.nan, dtype=torch.float16, device=device)
 
