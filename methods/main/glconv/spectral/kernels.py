@@ -13,7 +13,7 @@ from .pairs import Packing
 
 
 @triton.jit
-def _load(pointer, offset, mask, LAYOUT: tl.constexpr, POLICY: tl.constexpr):
+def load_complex(pointer, offset, mask, LAYOUT: tl.constexpr, POLICY: tl.constexpr):
     """Complex numbers at complex `offset` as FP32 (real, imaginary); zeros where masked off."""
     CACHE: tl.constexpr = POLICY if POLICY == ".cg" else ""
     EVICT: tl.constexpr = POLICY if POLICY != ".cg" else ""
@@ -41,8 +41,8 @@ def _load(pointer, offset, mask, LAYOUT: tl.constexpr, POLICY: tl.constexpr):
 
 
 @triton.jit
-def _store(pointer, offset, mask, re, im, LAYOUT: tl.constexpr):
-    """The inverse of `_load`."""
+def store_complex(pointer, offset, mask, re, im, LAYOUT: tl.constexpr):
+    """The inverse of `load_complex`."""
     HALF: tl.constexpr = pointer.dtype.element_ty == tl.float16
     re = re.to(pointer.dtype.element_ty)
     im = im.to(pointer.dtype.element_ty)
@@ -67,13 +67,13 @@ def _store(pointer, offset, mask, re, im, LAYOUT: tl.constexpr):
 def _products(spectra, kernel, row, second, bins, source, valid, channel, channels, scale, SCALE_KERNEL: tl.constexpr,
               LAYOUT: tl.constexpr, SIGNAL: tl.constexpr, KERNEL: tl.constexpr):
     """A = U0 K and B = U1 K at half-spectrum bins `source`; B is zero where there is no second row."""
-    kr, ki = _load(kernel, channel * bins + source, source < bins, LAYOUT, KERNEL)
+    kr, ki = load_complex(kernel, channel * bins + source, source < bins, LAYOUT, KERNEL)
     if SCALE_KERNEL:
         kr *= scale
         ki *= scale
     first = (row * channels + channel) * bins + source
-    ur, ui = _load(spectra, first, valid, LAYOUT, SIGNAL)
-    vr, vi = _load(spectra, first + channels * bins, valid & second, LAYOUT, SIGNAL)
+    ur, ui = load_complex(spectra, first, valid, LAYOUT, SIGNAL)
+    vr, vi = load_complex(spectra, first + channels * bins, valid & second, LAYOUT, SIGNAL)
     ar, ai = ur * kr - ui * ki, ur * ki + ui * kr
     br, bi = vr * kr - vi * ki, vr * ki + vi * kr
     if not SCALE_KERNEL:
@@ -109,18 +109,18 @@ def pair_kernel(spectra, kernel, packed, batch, channels, length, scale,
         ar, ai, br, bi = _products(spectra, kernel, row, second, bins, source, valid, channel, channels, scale,
                                    SCALE_KERNEL, LAYOUT, SIGNAL, KERNEL)
         sign = tl.where(lane <= length, 1.0, -1.0)
-        _store(packed, target + lane, valid, ar - sign * bi, sign * ai + br, LAYOUT)
+        store_complex(packed, target + lane, valid, ar - sign * bi, sign * ai + br, LAYOUT)
     else:
         ar, ai, br, bi = _products(spectra, kernel, row, second, bins, lane, valid, channel, channels, scale,
                                    SCALE_KERNEL, LAYOUT, SIGNAL, KERNEL)
-        _store(packed, target + lane, valid, ar - bi, ai + br, LAYOUT)
+        store_complex(packed, target + lane, valid, ar - bi, ai + br, LAYOUT)
         mirrored = valid & (lane > 0) & (lane < length)
-        _store(packed, target + 2 * length - lane, mirrored, ar + bi, br - ai, LAYOUT)
+        store_complex(packed, target + 2 * length - lane, mirrored, ar + bi, br - ai, LAYOUT)
         if NYQUIST == "dc":
             is_dc = valid & (lane == 0)
             ar, ai, br, bi = _products(spectra, kernel, row, second, bins, tl.where(lane == 0, length, bins), is_dc,
                                        channel, channels, scale, SCALE_KERNEL, LAYOUT, SIGNAL, KERNEL)
-            _store(packed, target + length + lane, is_dc, ar - bi, ai + br, LAYOUT)
+            store_complex(packed, target + length + lane, is_dc, ar - bi, ai + br, LAYOUT)
 
 
 def launch_pairs(spectra: torch.Tensor, kernel: torch.Tensor, scale: float, packing: Packing) -> torch.Tensor:
