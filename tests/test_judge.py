@@ -160,7 +160,7 @@ def test_case_options_that_do_not_fit():
     with pytest.raises(ValueError, match="--lengths is for sealed cases"):
         find_cases("auto", None, 5, lengths=True, small=True)
     family, chosen = find_cases("auto", 3, 5, lengths=False, small=True)
-    assert (family, len(chosen)) == ("sealed 3", 5)
+    assert (family, len(chosen)) == ("sealed 3, 5 small cases", 5)
 
 
 @pytest.mark.parametrize(("speedup", "expected"), [

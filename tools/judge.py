@@ -77,20 +77,16 @@ def find_device(name: str) -> str:
 
 def find_cases(wanted: str, sealed: int | None, count: int, lengths: bool, small: bool) -> tuple[str, list[Case]]:
     """The family's name and its cases for the options of the command line. Raises ValueError for what fits none."""
-    if sealed is not None:
-        if wanted in ("visible", "small"):
-            small, wanted = wanted == "small", "auto"
-        drawn = families.sealed(sealed, count, small, lengths)
-        return f"sealed {sealed}{' with lengths' if lengths else ''}", drawn if wanted == "auto" else \
-            families.select(drawn, wanted)
-    if lengths:
+    if lengths and sealed is None:
         raise ValueError("--lengths is for sealed cases; want --sealed SEED with it")
     if wanted in ("visible", "small"):
-        return wanted, families.visible(wanted == "small")
-    family = "small" if small else "visible"
-    if wanted == "auto":
-        return family, families.visible(small)
-    return wanted, families.select(families.visible(small), wanted)
+        small, wanted = wanted == "small", "auto"
+    family = "small cases" if small else "visible cases"
+    drawn = families.visible(small)
+    if sealed is not None:
+        family = f"sealed {sealed}, {count} {'small ' if small else ''}cases{' of many lengths' if lengths else ''}"
+        drawn = families.sealed(sealed, count, small, lengths)
+    return (family, drawn) if wanted == "auto" else (f"{family}: {wanted}", families.select(drawn, wanted))
 
 
 def check_config(path: Path) -> None:
@@ -138,7 +134,10 @@ class Worker:
 
     def ended(self) -> str:
         """How the process ended, with the last line it wrote to standard error."""
-        status = self.process.wait()
+        try:
+            status = self.process.wait(timeout=10)
+        except subprocess.TimeoutExpired:
+            return "its process closed its messages and lives on"
         how = f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"
         tail = self.errors.read_text(errors="replace").split("\n")
         said = next((line.strip() for line in reversed(tail) if line.strip()), "")

@@ -16,7 +16,7 @@ def markdown(report: Data) -> str:
     on_gpu = machine["device_type"] == "cuda"
     config = f", config `{report['config']}`" if report["config"] else ""
     lines = [f"`{report['method']}`{config} on {machine['device']}, torch {machine['torch']}, triton "
-             f"{machine['triton']}, {report['date'][:10]}, {report['family']} cases:", ""]
+             f"{machine['triton']}, {report['date'][:10]}, {report['family']}:", ""]
     headings = ["case", "path", "eager ms", "ms", "speed-up"]
     headings += ["GPU ms", "GPU speed-up", "host µs"] if on_gpu else []
     headings += ["relative L2", "of copy roofline"]
