@@ -36,16 +36,16 @@ def narrow(r, i, PACKED: tl.constexpr):
 
 
 @triton.jit
-def rescale(tiles, factor, like, COUNT: tl.constexpr, PACKED: tl.constexpr):
-    """COUNT packed tiles, each times a real scalar that FP16 holds."""
+def rescale(tiles, FACTOR: tl.constexpr, like, COUNT: tl.constexpr, PACKED: tl.constexpr):
+    """COUNT packed tiles, each times a power of two that FP16 holds."""
     result = ()
     for d in tl.static_range(COUNT):
         if PACKED:
-            halves = tl.full(like.shape, factor, tl.float16)
+            halves = tl.full(like.shape, FACTOR, tl.float16)
             result = result + (tl.inline_asm_elementwise("mul.rn.f16x2 $0, $2, $4; mul.rn.f16x2 $1, $3, $4;", "=&r,=r,r,r,r",
                                                          [tiles[d], halves], dtype=tl.int32, is_pure=True, pack=2),)
         else:
-            result = result + ((tiles[d][0] * factor.to(tl.float16), tiles[d][1] * factor.to(tl.float16)),)
+            result = result + ((tiles[d][0] * FACTOR, tiles[d][1] * FACTOR),)
     return result
 
 
@@ -292,7 +292,7 @@ def sequences(x_p, ig_p, og_p, y_p, first, count, step, row, kernel, scale, f1r,
 def right_angle_kernel(
         x_p, ig_p, og_p, k_p, y_p, f1r_p, f1i_p, f2r_p, f2i_p, tr_p, ti_p, batch, channels, units, gain,
         N1: tl.constexpr, N2: tl.constexpr, BLOCKS: tl.constexpr, FULL: tl.constexpr, ALIGN: tl.constexpr,
-        STAGES: tl.constexpr, PACKED: tl.constexpr, UNROLL: tl.constexpr):
+        STAGES: tl.constexpr, PACKED: tl.constexpr, UNROLL: tl.constexpr, LOWER: tl.constexpr):
     """One program: a contiguous share of the channel-major list of sequences. The length is units*ALIGN."""
     i1 = tl.arange(0, N1)
     i2 = tl.arange(0, N2)
@@ -323,24 +323,23 @@ def right_angle_kernel(
             peak = tl.maximum(peak, largest(tl.abs(fetch(taps, d * N + o12, row, FULL))))
         # Biased exponents 27 to 252 keep the reciprocal a normal number.
         height = tl.minimum(tl.maximum(biased_exponent(peak), 27), 252)
+        energy = 0.0
+        for d in tl.range(0, BLOCKS, num_stages=1):
+            k = fetch(taps, d * N + o12, row, FULL) * power_of_two(254 - height)
+            energy += tl.sum(tl.sum(k * k, 1), 0)
+        level = tl.minimum(height + tl.maximum(biased_exponent(tl.sqrt(energy * (1.0 / N))), 119) - 128, 252)
         kernel = ()
         for d in tl.static_range(BLOCKS):
             kernel = kernel + (zeros(o12, PACKED),)
         before_r = tl.zeros([N1, N2], tl.float32)
         before_i = before_r
-        energy = 0.0
         for d in tl.range(0, BLOCKS, num_stages=1):
-            k = fetch(taps, d * N + o12, row, FULL) * power_of_two(254 - height)
+            k = fetch(taps, d * N + o12, row, FULL) * power_of_two(254 - level)
             kr, ki = spectrum(k, f1r, f1i, f2r, f2i, twiddle, PACKED)
-            sr = kr + before_i
-            si = ki - before_r
+            kernel = kernel[1:] + (narrow(kr + before_i, ki - before_r, PACKED),)
             before_r = kr
             before_i = ki
-            energy += tl.sum(tl.sum(sr * sr + si * si, 1), 0)
-            kernel = kernel[1:] + (narrow(sr, si, PACKED),)
-        level = tl.minimum(tl.maximum(biased_exponent(tl.sqrt(energy * (1.0 / N))) - 1, 112), 141)
-        kernel = rescale(kernel, power_of_two(254 - level), o12, BLOCKS, PACKED)
-        scale = power_of_two(level) * gain * power_of_two(height)
+        scale = power_of_two(level) * gain
 
         start = tl.maximum(begin - c * batch, 0)
         count = (tl.minimum(end - c * batch, batch) - start).to(tl.int32)
@@ -348,17 +347,15 @@ def right_angle_kernel(
         seen = sequences(x_p, ig_p, og_p, y_p, first, count, channels, row, kernel, tl.minimum(scale, 3e38),
                          f1r, f1i, f2r, f2i, twiddle, o12, BLOCKS, FULL, STAGES, PACKED, UNROLL, False)
         if largest(tl.where(seen - seen == 0.0, 0, 1)) > 0:
-            bound = 0.0
-            for m in tl.static_range(BLOCKS):
-                r, i = parts(kernel[m], PACKED)
-                r = r.to(tl.float32)
-                i = i.to(tl.float32)
-                bound += tl.sqrt(largest(r * r + i * i))
-            level = biased_exponent(tl.maximum(bound, 1.0)) + 1
-            kernel = rescale(kernel, power_of_two(254 - level), o12, BLOCKS, PACKED)
-            scale = scale * power_of_two(level)
-            sequences(x_p, ig_p, og_p, y_p, first, count, channels, row, kernel, tl.minimum(scale, 3e38),
+            sequences(x_p, ig_p, og_p, y_p, first, count, channels, row,
+                      rescale(kernel, LOWER, o12, BLOCKS, PACKED), tl.minimum(scale * (1.0 / LOWER), 3e38),
                       f1r, f1i, f2r, f2i, twiddle, o12, BLOCKS, FULL, 1, PACKED, False, True)
+
+
+def lower(size: int, blocks: int) -> float:
+    """The power of two that brings sum over d of max |K'_d| to at most one, whatever k: see the module's text."""
+    bound = 4 * math.sqrt(size) if blocks == 1 else 8 * math.sqrt(size * blocks)
+    return 2.0 ** -math.ceil(math.log2(bound))
 
 
 def run(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor, plan, y: torch.Tensor) -> None:
@@ -368,4 +365,4 @@ def run(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch
     right_angle_kernel[(plan.programs,)](
         x, in_gate, out_gate, k, y, *dft.factors(plan.n1, plan.n2, x.device), batch, streams * heads, length // align,
         dft.gain(plan.n1, plan.n2), plan.n1, plan.n2, plan.blocks, length == plan.blocks * plan.n1 * plan.n2, align,
-        plan.stages, plan.packed, plan.unroll, num_warps=plan.warps, maxnreg=plan.registers)
+        plan.stages, plan.packed, plan.unroll, lower(plan.n1 * plan.n2, plan.blocks), num_warps=plan.warps, maxnreg=plan.registers)
