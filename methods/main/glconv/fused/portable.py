@@ -239,15 +239,15 @@ def put(pointer, offsets, row, value, FULL: tl.constexpr, AGAIN: tl.constexpr):
 
 
 @triton.jit
-def sequences(x_p, ig_p, og_p, y_p, first, count, step, row, kernel, scale, f1r, f1i, f2r, f2i, twiddle, o12,
+def sequences(x_p, ig_p, og_p, y_p, start, count, channels, c, row, kernel, scale, f1r, f1i, f2r, f2i, twiddle, o12,
               BLOCKS: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
               UNROLL: tl.constexpr, AGAIN: tl.constexpr):
-    """Rows first, first + step, ... of one channel, `count` of them. Returns a sum that is finite when every y is."""
+    """Rows start, ..., start + count - 1 of the batch in channel c. Returns a sum that is finite when every y is."""
     N: tl.constexpr = f1r.shape[0] * f2r.shape[0]
     total = tl.zeros([f1r.shape[0] // 2, 4], tl.float32)
     if UNROLL:
         for i in tl.range(0, count, num_stages=STAGES):
-            base = (first + i * step) * row
+            base = ((start + i).to(tl.int64) * channels + c) * row
             ahead = ()
             for j in tl.static_range(BLOCKS):
                 at = j * N + o12
@@ -270,7 +270,7 @@ def sequences(x_p, ig_p, og_p, y_p, first, count, step, row, kernel, scale, f1r,
         for d in tl.static_range(1, BLOCKS):
             ahead = ahead + (zeros(o12, PACKED),)
         for i in tl.range(0, count * BLOCKS, num_stages=STAGES):
-            base = (first + i // BLOCKS * step) * row
+            base = ((start + i // BLOCKS).to(tl.int64) * channels + c) * row
             j = i % BLOCKS
             at = j * N + o12
             x = fetch(x_p + base, at, row, FULL)
@@ -310,14 +310,16 @@ def right_angle_kernel(
         row = N * BLOCKS
     else:
         row = units * ALIGN
-    programs = tl.num_programs(0).to(tl.int64)
     total = batch.to(tl.int64) * channels
-    begin = tl.program_id(0) * total // programs
-    end = (tl.program_id(0) + 1) * total // programs
-    lowest = begin // batch
-    for step in tl.range(0, ((end + batch - 1) // batch - lowest).to(tl.int32), num_stages=1):
-        c = lowest + step
-        taps = k_p + c * row
+    begin = tl.program_id(0) * total // tl.num_programs(0)
+    end = (tl.program_id(0) + 1) * total // tl.num_programs(0)
+    first_channel = (begin // batch).to(tl.int32)
+    start = (begin % batch).to(tl.int32)
+    left = (end - begin).to(tl.int32)
+    for step in tl.range(0, (start + left + batch - 1) // batch, num_stages=1):
+        c = first_channel + step
+        count = tl.minimum(batch - start, left)
+        taps = k_p + c.to(tl.int64) * row
         peak = largest(tl.abs(fetch(taps, o12, row, FULL)))
         for d in tl.range(1, BLOCKS, num_stages=1):     # not unrolled: all of k would then stay in registers
             peak = tl.maximum(peak, largest(tl.abs(fetch(taps, d * N + o12, row, FULL))))
@@ -341,15 +343,14 @@ def right_angle_kernel(
             before_i = ki
         scale = power_of_two(level) * gain
 
-        start = tl.maximum(begin - c * batch, 0)
-        count = (tl.minimum(end - c * batch, batch) - start).to(tl.int32)
-        first = start * channels + c
-        seen = sequences(x_p, ig_p, og_p, y_p, first, count, channels, row, kernel, tl.minimum(scale, 3e38),
+        seen = sequences(x_p, ig_p, og_p, y_p, start, count, channels, c, row, kernel, tl.minimum(scale, 3e38),
                          f1r, f1i, f2r, f2i, twiddle, o12, BLOCKS, FULL, STAGES, PACKED, UNROLL, False)
         if largest(tl.where(seen - seen == 0.0, 0, 1)) > 0:
-            sequences(x_p, ig_p, og_p, y_p, first, count, channels, row,
+            sequences(x_p, ig_p, og_p, y_p, start, count, channels, c, row,
                       rescale(kernel, LOWER, o12, BLOCKS, PACKED), tl.minimum(scale * (1.0 / LOWER), 3e38),
                       f1r, f1i, f2r, f2i, twiddle, o12, BLOCKS, FULL, 1, PACKED, False, True)
+        left -= count
+        start = 0
 
 
 def lower(size: int, blocks: int) -> float:
