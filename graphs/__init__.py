@@ -1,7 +1,7 @@
-"""The ladder: whole dataflows as functions of the four tensors, and the versions that configs/ladder/*.yaml make of them.
+"""The ladder: whole dataflows as functions of the four tensors, and the versions that configs/ladder makes of them.
 
-A recipe is a function recipe(x, in_gate, out_gate, k, *, parameters) -> y, one family a file. A version is a recipe with
-its parameters and a SolverConfig: mode, options, dynamic, limits. A new file configs/ladder/v54.yaml is a new version.
+A recipe is a function recipe(x, in_gate, out_gate, k, *, parameters) -> y, one family a file. A version is a recipe
+with its parameters and a SolverConfig: mode, options, dynamic, limits. A new file configs/ladder/v54.yaml is a new one.
 """
 import csv
 import functools
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from glconv.compiled import CompiledGraph, Function, compile_graph, missing_toolchain
+from glconv.compiled import Function, compile_graph, missing_toolchain
 from glconv.config import DEFAULTS, SolverConfig
 from glconv.spectral.pairs import Packing
 
@@ -98,7 +98,7 @@ def load(path: Path) -> Version:
 def from_mapping(name: str, content: object) -> Version:
     """The version that a mapping describes; see `load`."""
     if not isinstance(content, Mapping) or "recipe" not in content:
-        raise ValueError(f"want a mapping with recipe: one of {', '.join(RECIPES)}, parameters, and SolverConfig's keys")
+        raise ValueError(f"want a mapping with recipe: one of {', '.join(RECIPES)}; parameters; SolverConfig's keys")
     settings = dict(content)
     recipe, parameters = settings.pop("recipe"), settings.pop("parameters", {})
     if recipe not in RECIPES:
@@ -156,6 +156,6 @@ def ladder() -> list[Version]:
 
 
 def published() -> dict[str, dict[str, str]]:
-    """The published figures by version: published_speedup (empty where only paired ratios were given), minute, change."""
+    """The published figures by version: published_speedup (empty where only ratios were given), minute, change."""
     with (LADDER / "published.csv").open(newline="") as stream:
         return {row["version"]: row for row in csv.DictReader(stream)}

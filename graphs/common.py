@@ -7,7 +7,7 @@ Precision = Literal["float16", "float32"]
 
 
 def transform_dtype(x: torch.Tensor, wanted: Precision = "float16") -> torch.dtype:
-    """The precision a transform of x [..., length] can have: FP16 exists on CUDA for powers of two; else FP32 stands in."""
+    """The precision a transform of x [..., length] can have: FP16 on CUDA for powers of two; else FP32 stands in."""
     length = x.shape[-1]
     if wanted == "float16" and x.device.type == "cuda" and is_power_of_two(length):
         return torch.float16

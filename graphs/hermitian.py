@@ -6,7 +6,7 @@ from .common import complex_inverse, half_spectrum, transform_dtype
 
 
 def full_spectrum(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-    """As `real.real_fft` with scale in the gate; the product's bins past L are completed as conjugates of those below."""
+    """As `real.real_fft` with scale in the gate; the product's bins past L are conjugates of those below."""
     length, dtype = x.shape[-1], transform_dtype(x)
     product = multiply(half_spectrum((x * in_gate).to(dtype)), half_spectrum(k.to(dtype)))
     mirrored = product[..., 1:length, :].flip(-2)

@@ -4,7 +4,7 @@ from typing import Literal
 import torch
 
 from . import ops  # noqa: F401  (registers the operators)
-from .common import half_spectrum, real_inverse, rows, transform_dtype
+from .common import rows, transform_dtype
 
 
 def local_product(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor, *,
@@ -12,8 +12,9 @@ def local_product(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor
                   warps: int = 4) -> torch.Tensor:
     """As `real.real_fft` with scale in the gate, and the product in Triton.
 
-    in_place: over the private spectrum of u. order: whether rows inside run batch by batch, or channel by channel, so
-    that rows that share a kernel spectrum are neighbours. tile: complex numbers a program.
+    in_place: over the spectrum of u, which the operator then makes itself. order: whether rows inside run batch by
+    batch, or channel by channel, so that rows that share a kernel spectrum are neighbours. tile: complex numbers a
+    program.
     """
     shape, length = x.shape, x.shape[-1]
     x, in_gate, out_gate, k = rows(x, in_gate, out_gate, k)
@@ -21,12 +22,13 @@ def local_product(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor
     u = (x * in_gate).to(dtype)
     if order == "channel":
         u = u.transpose(0, 1).contiguous()
-    u_spectrum, k_spectrum = half_spectrum(u), half_spectrum(k.to(dtype))
+    k_spectrum = torch.fft.rfft(k.to(dtype), n=2 * length)
+    layout = (order == "channel", tile, warps)
     if in_place:
-        torch.ops.glconv_graphs.multiply_spectra_(u_spectrum, k_spectrum, order == "channel", tile, warps)
+        product = torch.ops.glconv_graphs.multiplied_spectra_of(u, k_spectrum, *layout)
     else:
-        u_spectrum = torch.ops.glconv_graphs.multiply_spectra(u_spectrum, k_spectrum, order == "channel", tile, warps)
-    y = real_inverse(u_spectrum)
+        product = torch.ops.glconv_graphs.multiply_spectra(torch.fft.rfft(u, n=2 * length), k_spectrum, *layout)
+    y = torch.fft.irfft(product, n=2 * length, norm="forward")[..., :length]
     if order == "channel":
         y = y.transpose(0, 1)
     y = y.float() * (1 / (2 * length)) * out_gate.float()

@@ -1,34 +1,31 @@
 """Operators of single ladder steps: definition, CUDA implementation in Triton, CPU implementation, fake."""
 import torch
 from glconv import ops  # noqa: F401  (registers glconv's own operators, which the graphs use beside these)
-from glconv.spectral.pairs import multiply
 
 LIBRARY = torch.library.Library("glconv_graphs", "DEF")
 Tensor = torch.Tensor
 
 for schema in (
         "multiply_spectra(Tensor spectra, Tensor kernel, bool channel_major, int tile, int warps) -> Tensor",
-        "multiply_spectra_(Tensor(a!) spectra, Tensor kernel, bool channel_major, int tile, int warps) -> ()",
+        "multiplied_spectra_of(Tensor u, Tensor kernel, bool channel_major, int tile, int warps) -> Tensor",
         "gate_pairs(Tensor x, Tensor in_gate, ScalarType dtype) -> Tensor",
         "unpack_pairs(Tensor packed, Tensor out_gate, float factor) -> Tensor"):
     LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
 
 
+# Spectra of the two products are complex, [batch, channels, bins], or [channels, batch, bins] when channel-major; the
+# kernel's [channels, bins].
+
 @torch.library.impl(LIBRARY, "multiply_spectra", "CUDA")
 def _multiply_cuda(spectra: Tensor, kernel: Tensor, channel_major: bool, tile: int, warps: int) -> Tensor:
-    from .kernels import launch_multiply
-
-    spectra = spectra.contiguous()
-    product = torch.empty_like(spectra)
-    with torch.cuda.device(spectra.device):
-        launch_multiply(spectra, kernel.contiguous(), product, channel_major, tile, warps)
+    product = torch.empty_like(spectra, memory_format=torch.contiguous_format)
+    _launch(spectra.contiguous(), kernel, product, channel_major, tile, warps)
     return product
 
 
 @torch.library.impl(LIBRARY, "multiply_spectra", "CPU")
 def _multiply_cpu(spectra: Tensor, kernel: Tensor, channel_major: bool, tile: int, warps: int) -> Tensor:
-    """spectra [batch, channels, bins, 2], or [channels, batch, bins, 2] when channel-major; kernel [channels, bins, 2]."""
-    return multiply(spectra, kernel[:, None] if channel_major else kernel)
+    return spectra * (kernel[:, None] if channel_major else kernel)
 
 
 @torch.library.register_fake("glconv_graphs::multiply_spectra", lib=LIBRARY)
@@ -36,24 +33,31 @@ def _multiply_fake(spectra: Tensor, kernel: Tensor, channel_major: bool, tile: i
     return spectra.new_empty(spectra.shape)
 
 
-@torch.library.impl(LIBRARY, "multiply_spectra_", "CUDA")
-def _multiply_in_place_cuda(spectra: Tensor, kernel: Tensor, channel_major: bool, tile: int, warps: int) -> None:
+@torch.library.impl(LIBRARY, "multiplied_spectra_of", "CUDA")
+def _multiplied_of_cuda(u: Tensor, kernel: Tensor, channel_major: bool, tile: int, warps: int) -> Tensor:
+    """rfft of u [.., .., L] of size 2L and the product in place of it. One operator, for Inductor (2.13) cannot
+    functionalise a mutation of a complex tensor."""
+    spectra = torch.fft.rfft(u, n=2 * u.shape[-1])
+    _launch(spectra, kernel, spectra, channel_major, tile, warps)
+    return spectra
+
+
+@torch.library.impl(LIBRARY, "multiplied_spectra_of", "CPU")
+def _multiplied_of_cpu(u: Tensor, kernel: Tensor, channel_major: bool, tile: int, warps: int) -> Tensor:
+    return torch.fft.rfft(u, n=2 * u.shape[-1]).mul_(kernel[:, None] if channel_major else kernel)
+
+
+@torch.library.register_fake("glconv_graphs::multiplied_spectra_of", lib=LIBRARY)
+def _multiplied_of_fake(u: Tensor, kernel: Tensor, channel_major: bool, tile: int, warps: int) -> Tensor:
+    return u.new_empty((*u.shape[:-1], u.shape[-1] + 1), dtype=kernel.dtype)
+
+
+def _launch(spectra: Tensor, kernel: Tensor, product: Tensor, channel_major: bool, tile: int, warps: int) -> None:
     from .kernels import launch_multiply
 
-    if not spectra.is_contiguous():
-        raise ValueError(f"multiply_spectra_ works on contiguous spectra; strides are {spectra.stride()}")
+    u, k, product = (torch.view_as_real(t) for t in (spectra, kernel.contiguous(), product))
     with torch.cuda.device(spectra.device):
-        launch_multiply(spectra, kernel.contiguous(), spectra, channel_major, tile, warps)
-
-
-@torch.library.impl(LIBRARY, "multiply_spectra_", "CPU")
-def _multiply_in_place_cpu(spectra: Tensor, kernel: Tensor, channel_major: bool, tile: int, warps: int) -> None:
-    spectra.copy_(_multiply_cpu(spectra, kernel, channel_major, tile, warps))
-
-
-@torch.library.register_fake("glconv_graphs::multiply_spectra_", lib=LIBRARY)
-def _multiply_in_place_fake(spectra: Tensor, kernel: Tensor, channel_major: bool, tile: int, warps: int) -> None:
-    pass
+        launch_multiply(u, k, product, channel_major, tile, warps)
 
 
 @torch.library.impl(LIBRARY, "gate_pairs", "CUDA")

@@ -50,8 +50,8 @@ def packed_pairs(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor,
     kernel (at packing.scale_at). gate_precision: of the last multiplication. odd: odd batches above one take real
     transforms, or are padded by one signal. longest: FFT size above which real transforms are taken, 0 for none;
     long_scale: their scale. exact: sizes that are no power of two take the FP32 baseline formula. unpack: who takes the
-    pair apart, gates and writes. contiguous: an explicit final .contiguous(); without it the layout of the result is that
-    of out_gate, which comes first in the product.
+    pair apart, gates and writes. contiguous: an explicit final .contiguous(); without it the layout of the result is
+    that of out_gate, which comes first in the product.
     """
     shape, batch, length = x.shape, x.shape[0], x.shape[-1]
     size = 2 * length
