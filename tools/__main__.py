@@ -12,6 +12,8 @@ import typer
 
 COMMANDS = {
     "judge": "Is a method right, and how much faster than the eager baseline is it?",
+    "ladder": "Every published step beside eager, and beside its published figure.",
+    "inspect": "What Inductor made of a graph: kernels, fusions, bytes against the floor.",
     "table": "Reports of the judge as Markdown tables, printed or put into a file.",
 }
 
