@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from .. import dft
+from ..plan import Plan, Row
 
 
 @triton.jit
@@ -359,11 +360,30 @@ def lower(size: int, blocks: int) -> float:
     return 2.0 ** -math.ceil(math.log2(bound))
 
 
-def run(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor, plan, y: torch.Tensor) -> None:
-    """Write y, on the current device and stream."""
+def constants(plan: Row | Plan, full: bool, align: int) -> dict[str, int | float | bool]:
+    """The kernel's compile-time arguments.
+
+    Args:
+        full: the length is blocks*n1*n2, so nothing is masked.
+        align: a power of two that divides the length: 8 and above make loads of 16 bytes, 2 and above asynchronous ones.
+    """
+    return {"N1": plan.n1, "N2": plan.n2, "BLOCKS": plan.blocks, "FULL": full, "ALIGN": align, "STAGES": plan.stages,
+            "PACKED": getattr(plan, "packed", True), "UNROLL": plan.unroll, "LOWER": lower(plan.n1 * plan.n2, plan.blocks)}
+
+
+def run(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor, plan: Plan,
+        y: torch.Tensor) -> None:
+    """Writes y, on the current stream of the current device.
+
+    Args:
+        x, in_gate, out_gate: FP16 [batch, streams, heads, length], contiguous.
+        k: FP32 [streams, heads, length], contiguous.
+        plan: a plan with path "portable" for these sizes.
+        y: as x; every element is written.
+    """
     batch, streams, heads, length = x.shape
     align = math.gcd(length, 16)
     right_angle_kernel[(plan.programs,)](
         x, in_gate, out_gate, k, y, *dft.factors(plan.n1, plan.n2, x.device), batch, streams * heads, length // align,
-        dft.gain(plan.n1, plan.n2), plan.n1, plan.n2, plan.blocks, length == plan.blocks * plan.n1 * plan.n2, align,
-        plan.stages, plan.packed, plan.unroll, lower(plan.n1 * plan.n2, plan.blocks), num_warps=plan.warps, maxnreg=plan.registers)
+        dft.gain(plan.n1, plan.n2), **constants(plan, length == plan.blocks * plan.n1 * plan.n2, align),
+        num_warps=plan.warps, maxnreg=plan.maxnreg)

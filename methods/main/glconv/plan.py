@@ -1,0 +1,206 @@
+"""From a problem and a device to the kernel that serves it: tables, a reason beside each entry, and one cost formula.
+
+Pure Python: no GPU needed, nothing tried at run time, the same answer for the same arguments. The registers and the
+shared memory in the tables are the largest that Triton 3.6, 3.7 and 3.9 take for any card that the row serves;
+`python -m tools resources` compiles every row and compares.
+"""
+import functools
+import math
+from dataclasses import dataclass
+
+import torch
+
+
+@dataclass(frozen=True)
+class Device:
+    """What a plan needs to know about a GPU."""
+
+    name: str
+    capability: tuple[int, int]
+    multiprocessors: int
+    shared_limit: int           # bytes a block may take (opt-in)
+    shared_total: int           # bytes of a multiprocessor
+    threads: int = 1536         # of a multiprocessor
+    registers: int = 65536      # of a multiprocessor
+
+
+# One card for every capability the kernels are compiled for: plans without a GPU at hand.
+CARDS = {card.capability: card for card in (
+    Device("A100", (8, 0), 108, 163 << 10, 164 << 10, threads=2048),
+    Device("RTX A6000", (8, 6), 84, 99 << 10, 100 << 10),
+    Device("L40S", (8, 9), 142, 99 << 10, 100 << 10),
+    Device("H200", (9, 0), 132, 227 << 10, 228 << 10, threads=2048),
+    Device("B200", (10, 0), 148, 227 << 10, 228 << 10, threads=2048),
+    Device("RTX PRO 6000 Blackwell", (12, 0), 188, 99 << 10, 100 << 10),
+)}
+
+
+@functools.cache
+def device_of(device: torch.device) -> Device:
+    """The description of a CUDA device that is present."""
+    properties = torch.cuda.get_device_properties(device)
+    return Device(properties.name, (properties.major, properties.minor), properties.multi_processor_count,
+                  properties.shared_memory_per_block_optin, properties.shared_memory_per_multiprocessor,
+                  properties.max_threads_per_multi_processor, properties.regs_per_multiprocessor)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One way to run one fused kernel, for sequences of up to `size` = blocks*n1*n2 positions."""
+
+    path: str                   # "portable" | "hopper"
+    n1: int                     # rows of a tile: the first transform
+    n2: int                     # columns of a tile: the second
+    blocks: int                 # tiles of a sequence, one after the other in time
+    warps: int
+    registers: int              # a thread, at most
+    shared: int                 # bytes a block, at most
+    reason: str
+    stages: int = 2             # of the pipelined loads; 1: loads that are waited for
+    unroll: bool = False        # the blocks of a sequence written out one after the other, not looped over
+    maxnreg: int | None = None  # limit given to the assembler
+
+    @property
+    def size(self) -> int:
+        return self.blocks * self.n1 * self.n2
+
+    def resident(self, device: Device) -> int:
+        """Blocks of this row that a multiprocessor holds at once; zero: it does not fit the card."""
+        if self.shared > device.shared_limit:
+            return 0
+        registers = -(-self.registers // 8) * 8     # given out in eights
+        return min(device.registers // (registers * 32 * self.warps), device.shared_total // (self.shared + 1024),
+                   device.threads // (32 * self.warps))
+
+
+# The arithmetic of a tile is 8*(n1 + 2*n2) FLOP a position: 64x32 takes 1024, 64x16 and 32x32 take 768, 32x16 512.
+# Triton gives a warp whole rows of a chained product, 16 at a time, so a tile takes n1/16 warps: more would repeat work.
+# A tile has at most 2048 positions: 1024 all over has a spectrum of 1024*sqrt(n1*n2) in one bin, and FP16 ends at 65504.
+SHORT = (
+    Row("portable", 16, 16, 1, 1, 114, 4096, "one warp a sequence: no waiting at barriers, many sequences in flight"),
+    Row("portable", 32, 16, 1, 1, 168, 9216, "one warp a sequence: no waiting at barriers, many sequences in flight"),
+    Row("portable", 32, 32, 1, 2, 204, 18432, "two warps a sequence, ten or more a multiprocessor"),
+)
+LONG = (
+    Row("portable", 64, 16, 3, 4, 200, 27648, "tiles of 1024: the smallest state a block, three in the registers"),
+    Row("portable", 64, 16, 6, 4, 224, 27648, "six tiles' state fits the registers"),
+    Row("portable", 64, 16, 8, 4, 255, 27648, "eight tiles of 1024 fit the registers, four of 2048 spill"),
+    Row("portable", 128, 16, 6, 8, 255, 87040, "eight warps: eight positions a thread and tile, so six tiles' state fits"),
+)
+MMA_SYNC = (
+    *SHORT, *LONG,
+    Row("portable", 64, 32, 1, 4, 234, 40960, "two blocks a multiprocessor; three stages would take 52 KiB, one block"),
+    Row("portable", 64, 32, 2, 4, 250, 40960, "a tile's loads at a time: 40 KiB and two blocks a multiprocessor"),
+    Row("portable", 128, 16, 8, 8, 255, 87040, "the longest state that the registers hold"),
+)
+WGMMA = (
+    *SHORT, *LONG,
+    Row("portable", 64, 32, 1, 4, 168, 40960, "capped for three blocks a multiprocessor; costs nothing in the loop",
+        maxnreg=168),
+    Row("portable", 64, 32, 2, 4, 236, 53248, "both tiles written out: 7 % fewer instructions than the loop over them",
+        unroll=True),
+    Row("portable", 128, 16, 8, 8, 255, 75776, "the longest state that the registers hold; pipelined loads spill",
+        stages=1),
+)
+TCGEN05 = MMA_SYNC
+
+HOPPER: tuple[Row, ...] = ()    # capability 9.x, lengths of exactly `size`
+
+
+def table(capability: tuple[int, int]) -> tuple[Row, ...]:
+    """Every row that may serve a capability, in order of preference among equals."""
+    if capability < (8, 0):
+        return ()
+    return {9: (*HOPPER, *WGMMA), 10: TCGEN05, 11: TCGEN05}.get(capability[0], MMA_SYNC)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How one problem is run. A path that is no fused kernel has a reason and nothing else."""
+
+    path: str                   # "portable" | "hopper" | "spectral"
+    reason: str
+    n1: int = 0
+    n2: int = 0
+    blocks: int = 0
+    warps: int = 0
+    stages: int = 0
+    unroll: bool = False
+    maxnreg: int | None = None
+    shared: int = 0             # bytes a block, at most
+    resident: int = 0           # blocks a multiprocessor
+    programs: int = 0           # the grid; each takes an equal, contiguous share of the channel-major list of sequences
+    packed: bool = True         # pointwise products as inline PTX; the interpreter runs the plain formula
+
+
+# What making a channel's spectrum costs a program, in sequences: nothing overlaps with it.
+PROLOGUE = 2.0
+
+
+def choose_programs(batch: int, channels: int, slots: int) -> int:
+    """The grid for `slots` programs at a time: whole channels or equal parts of them, or shares that cross channels.
+
+    The cost of a choice is its number of waves times the longest share, counted in sequences, with PROLOGUE for every
+    channel in it.
+    """
+    total = batch * channels
+    choices = []
+    for parts in range(1, min(batch, 64) + 1):
+        waves = -(-channels * parts // slots)
+        choices.append((waves * (-(-batch // parts) + PROLOGUE), channels * parts))
+    for waves in range(1, 5):
+        programs = waves * slots
+        if programs < total:
+            share = -(-total // programs)
+            choices.append((waves * (share + PROLOGUE * (1 + (share - 1) / batch)), programs))
+    return min(choices)[1]
+
+
+def make_plan(batch: int, channels: int, length: int, device: Device, kernel: str = "auto") -> Plan:
+    """The plan for `batch` x `channels` sequences of `length` on a device.
+
+    Args:
+        kernel: "auto", or the fused kernel to use: "portable" or "hopper".
+
+    Raises:
+        ValueError: a size that is not positive, a kernel that is not known, or one that was asked for and cannot run.
+    """
+    for name, value in (("batch", batch), ("channels", channels), ("length", length)):
+        if value < 1:
+            raise ValueError(f"{name} is {value}; want at least 1")
+    if kernel not in ("auto", "portable", "hopper"):
+        raise ValueError(f"kernel is {kernel!r}; want 'auto', 'portable' or 'hopper'")
+    rows = [row for row in table(device.capability) if kernel in ("auto", row.path)]
+    able = [row for row in rows if row.resident(device) and (row.size == length or row.path != "hopper" and row.size > length)]
+    if able:
+        # Of the shortest that are long enough, the first in the table.
+        row = min(able, key=lambda candidate: candidate.size)
+        resident = row.resident(device)
+        return Plan(row.path, row.reason, row.n1, row.n2, row.blocks, row.warps, row.stages, row.unroll, row.maxnreg,
+                    row.shared, resident, choose_programs(batch, channels, resident * device.multiprocessors))
+    major, minor = device.capability
+    if not rows:
+        reason = f"no {'fused' if kernel == 'auto' else kernel} kernel for capability {major}.{minor}"
+    elif longest := max((row.size for row in rows if row.resident(device)), default=0):
+        reason = f"length {length}: the {kernel if kernel != 'auto' else 'fused'} kernel on {device.name} takes up to {longest}"
+    else:
+        reason = f"{device.name} gives a block {device.shared_limit} bytes of shared memory, too few"
+    if kernel != "auto":
+        raise ValueError(f"kernel: {kernel} cannot run: {reason}")
+    return Plan("spectral", reason)
+
+
+def flop(plan: Plan, batch: int, channels: int) -> float:
+    """Tensor-core operations of a fused plan: transforms of every tile, and of the kernel's once a channel (1.5 times)."""
+    tile = 8 * plan.n1 * plan.n2 * (plan.n1 + 2 * plan.n2)
+    return plan.blocks * tile * channels * (batch + 0.75)
+
+
+def traffic(batch: int, channels: int, length: int) -> int:
+    """Bytes that any kernel must move: three FP16 reads and one write a position, and the FP32 kernel once."""
+    return channels * length * (8 * batch + 4)
+
+
+def largest_input(plan: Plan) -> float:
+    """The |x*in_gate| up to which nothing overflows on the way, whatever the pattern."""
+    return 65504 / math.sqrt(plan.n1 * plan.n2)

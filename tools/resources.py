@@ -1,0 +1,104 @@
+"""python -m tools resources: what the fused kernels take of a card, compiled for it with no GPU at hand."""
+import dataclasses
+import json
+import math
+import os
+import re
+import subprocess
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+import triton
+from glconv import dft
+from glconv.fused import portable
+from glconv.plan import CARDS, Device, Plan, Row, table
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from typer import BadParameter, Exit, Option
+
+BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
+# Instructions of the machine code that tell how a kernel works: tensor-core products of each generation, products in
+# packed half precision, asynchronous copies, and spills (local memory).
+COUNTED = {"HMMA": "mma", "HGMMA": "wgmma", "UTCHMMA": "tcgen05", "HFMA2": "hfma2", "LDGSTS": "cp.async",
+           "UBLKCP": "bulk copy", "STL": "spill stores", "LDL": "spill loads"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Resources:
+    """One compiled variant."""
+
+    capability: str
+    card: str
+    path: str
+    tile: str               # n1 x n2 x blocks
+    variant: str            # "full" length or "masked"
+    warps: int
+    stages: int
+    registers: int          # a thread
+    stack: int              # bytes a thread: what was spilled
+    shared: int             # bytes a block
+    shared_limit: int
+    resident: int           # blocks a multiprocessor, by these figures
+    instructions: int
+    counts: dict[str, int]
+    problems: list[str]
+
+
+def compile_portable(row: Row | Plan, capability: int, full: bool = True, align: int = 16) -> Any:
+    """The portable kernel as the launcher would have it compiled, for another card.
+
+    Args:
+        capability: 86 for sm_86.
+        full: lengths of exactly blocks*n1*n2; else any other, a multiple of `align`.
+    """
+    constants = portable.constants(row, full, align)
+    names = portable.right_angle_kernel.arg_names
+    types = {"k_p": "*fp32", "gain": "fp32", "batch": "i32", "channels": "i32", "units": "i32"}
+    signature = {name: "constexpr" if name in constants else types.get(name, "*fp16") for name in names}
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in names if name.endswith("_p")}
+    values = {(names.index(name),): value for name, value in constants.items()}
+    options = {"num_warps": row.warps} | ({"maxnreg": row.maxnreg} if row.maxnreg else {})
+    return triton.compile(ASTSource(portable.right_angle_kernel, signature, values, aligned),
+                          target=GPUTarget("cuda", capability, 32), options=options)
+
+
+def machine_code(cubin: bytes) -> tuple[int, int, int, dict[str, int]]:
+    """(registers a thread, stack bytes a thread, instructions, instructions of each counted kind)."""
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+
+        def dump(option: str) -> str:
+            return subprocess.run([BINARIES / "cuobjdump", option, file.name], capture_output=True, text=True,
+                                  check=True).stdout
+
+        usage, code = dump("--dump-resource-usage"), dump("--dump-sass")
+    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
+    operations = re.findall(r"/\*[0-9a-f]{4,6}\*/\s+(?:@!?U?P\w+\s+)?(\w+)", code)
+    counts = {name: operations.count(operation) for operation, name in COUNTED.items()}
+    return registers, stack, len(operations), {name: count for name, count in counts.items() if count}
+
+
+def measure(row: Row, device: Device, full: bool, align: int = 16) -> Resources:
+    """Compiles one row for one card and holds it against the card and against the table."""
+    capability = 10 * device.capability[0] + device.capability[1]
+    compiled = COMPILERS[row.path](row, capability, full, align)
+    registers, stack, instructions, counts = machine_code(compiled.asm["cubin"])
+    shared = compiled.metadata.shared
+    measured = dataclasses.replace(row, registers=registers, shared=shared)
+    problems = []
+    if shared > device.shared_limit:
+        problems.append(f"{shared} bytes of shared memory, the card gives {device.shared_limit}")
+    if stack:
+        problems.append(f"spills {stack} bytes a thread")
+    if measured.resident(device) < row.resident(device):
+        problems.append(f"{measured.resident(device)} blocks a multiprocessor, the table says {row.resident(device)}")
+    if registers > row.registers or shared > row.shared:
+        problems.append(f"the table says at most {row.registers} registers and {row.shared} bytes")
+    return Resources(f"{device.capability[0]}.{device.capability[1]}", device.name, row.path,
+                     f"{row.n1}x{row.n2}x{row.blocks}", "full" if full else "masked", row.warps, row.stages, registers,
+                     stack, shared, device.shared_limit, measured.resident(device), instructions, counts, problems)
+
+
+COMPILERS = {"portable": compile_portable}
