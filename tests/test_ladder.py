@@ -2,8 +2,9 @@
 import json
 
 import pytest
-from tools import ladder
 from typer.testing import CliRunner
+
+from tools import ladder
 
 GOOD = "# A good one.\nrecipe: real_fft\ncompile: false\n"
 

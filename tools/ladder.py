@@ -210,8 +210,8 @@ def print_table(state: Mapping[str, Any], names: Sequence[str]) -> None:
         if row["status"] != "right":
             out.print(Text.assemble((f"{row['status'].upper()} ", "bold red"), f"{name}: {row['reason']}"),
                       soft_wrap=True)
-    out.print("\nspeed-ups are eager's median over the version's, whole calls, in one interleaved run; GPU ms and "
-              f"kernels are those of B={batches[-1]}; compile s is the first calls, while other versions compile beside",
+    out.print("\nspeed-ups are eager's median over the version's, whole calls, in one interleaved run; GPU ms "
+              f"and kernels are of B={batches[-1]}; compile s is the first calls, while other versions compile beside",
               soft_wrap=True, highlight=False)
     for line in summarise(rows):
         out.print(line, soft_wrap=True, highlight=False)
