@@ -9,7 +9,8 @@ from pathlib import Path
 import glconv
 import pytest
 import torch
-from glconv import SolverConfig, describe, gated_causal_conv, reference
+from glconv import Problem, SolverConfig, describe, gated_causal_conv, reference
+from glconv.plan import CARDS
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,6 +72,45 @@ def test_routes_are_bounded(monkeypatch):
         inputs = draw(length=length)
         assert_right(gated_causal_conv(*inputs, RIGHT_ANGLE), inputs)
         assert len(glconv._routes) <= 8
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """A CUDA device by its description alone: plans are made for it, launchers only named."""
+    launch = pytest.importorskip("glconv.fused.launch")
+    monkeypatch.setattr(launch, "launcher", lambda problem, plan: f"launcher of {plan.path}")
+
+    def present(capability):
+        monkeypatch.setattr(launch, "device_of", lambda device: CARDS[capability])
+        launch.plan_for.cache_clear()
+
+    yield present
+    launch.plan_for.cache_clear()
+
+
+@pytest.mark.parametrize(("capability", "length", "config", "path"), [
+    ((8, 6), 2048, SolverConfig(), "portable"), ((8, 6), 300, SolverConfig(graph="fused"), "portable"),
+    ((9, 0), 2048, SolverConfig(kernel="portable"), "portable"), ((9, 0), 1 << 20, SolverConfig(), "spectral"),
+    ((8, 0), 2048, SPECTRAL, "spectral"), ((8, 0), 2048, RIGHT_ANGLE, "right-angle"), ((8, 0), 2048, EAGER, "eager")])
+def test_route_on_a_card(card, capability, length, config, path):
+    card(capability)
+    route = glconv._route(Problem(4, 2, 4, length, torch.device("cuda:0")), config)
+    assert route.path == path
+    assert (route.call == f"launcher of {path}") == (path in glconv.FUSED_PATHS)
+
+
+def test_fused_without_a_kernel_is_an_error(card):
+    card((9, 0))
+    with pytest.raises(ValueError, match="^graph: fused has no kernel for .*length=1048576.*; want graph: auto$"):
+        glconv._route(Problem(1, 1, 1, 1 << 20, torch.device("cuda:0")), SolverConfig(graph="fused"))
+
+
+def test_operator_takes_the_same_route(card):
+    card((8, 6))
+    glconv.operator_call.cache_clear()
+    assert glconv.operator_call(Problem(4, 2, 4, 2048, torch.device("cuda:0"))) == "launcher of portable"
+    assert glconv.operator_call(Problem(0, 2, 4, 2048, torch.device("cuda:0")))(*draw(batch=0)).shape == (0, 2, 2, 64)
+    glconv.operator_call.cache_clear()
 
 
 def test_fake_tensors_take_no_route_of_real_ones():

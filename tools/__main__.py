@@ -14,6 +14,7 @@ COMMANDS = {
     "judge": "Is a method right, and how much faster than the eager baseline is it?",
     "ladder": "Every published step beside eager, and beside its published figure.",
     "inspect": "What Inductor made of a graph: kernels, fusions, bytes against the floor.",
+    "resources": "Registers, spills and shared memory of every plan on every card, compiled without one.",
     "table": "Reports of the judge as Markdown tables, printed or put into a file.",
 }
 

@@ -132,13 +132,20 @@ def _route(problem: Problem, config: SolverConfig) -> Route:
 
         plan = launch.plan_for(problem, config.kernel)
         if plan.path in FUSED_PATHS:
-            return Route(plan.path, plan.reason, launch.launch)
+            return Route(plan.path, plan.reason, launch.launcher(problem, plan))
         if path == "fused":
             raise ValueError(f"graph: fused has no kernel for {problem}: {plan.reason}; want graph: auto")
         path, reason = plan.path, plan.reason
     elif path in ("auto", "fused"):
         path, reason = "right-angle", f"{reason} on a CPU"
     return Route(path, reason, _dataflow(path, config, problem.length, problem.device))
+
+
+@functools.lru_cache(maxsize=_ROUTES_KEPT)
+def operator_call(problem: Problem) -> Operator:
+    """How the registered operator answers a problem on CUDA when it runs: as a direct call under the process's config
+    does, long sequences and empty batches included."""
+    return _route(problem, active_config()).call
 
 
 @functools.cache

@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from .contract import Problem
+
 LIBRARY = torch.library.Library("glconv", "DEF")
 
 LIBRARY.define("gated_causal_conv(Tensor x, Tensor in_gate, Tensor out_gate, Tensor k) -> Tensor",
@@ -16,9 +18,9 @@ LIBRARY.define("gated_causal_conv(Tensor x, Tensor in_gate, Tensor out_gate, Ten
 @torch.library.impl(LIBRARY, "gated_causal_conv", "CUDA")
 def _gated_causal_conv_cuda(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor,
                             k: torch.Tensor) -> torch.Tensor:
-    from .fused.launch import launch
+    from . import operator_call
 
-    return launch(x, in_gate, out_gate, k)
+    return operator_call(Problem(*x.shape, x.device))(x, in_gate, out_gate, k)
 
 
 @torch.library.impl(LIBRARY, "gated_causal_conv", "CPU")
