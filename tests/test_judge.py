@@ -1,4 +1,5 @@
 """The judge against methods that are wrong in one way each, and its own parts."""
+import io
 import json
 import math
 import os
@@ -8,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
+from rich.console import Console
 
-from tools import cases, report
+from tools import cases, report, table
 from tools.judge import environment, find_cases, find_method
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -181,6 +183,38 @@ def test_one_wrong_case_makes_the_score_zero():
     assert both["cases"][0]["roofline_share"] == pytest.approx(case.moved_bytes / 1e9 / 2e-3)
     one = report.make_report("m", None, "small", machine, [case, case], [right, {"status": "wrong", "reason": "x"}])
     assert (one["score"], one["reward"], one["correct"], one["wrong"]) == (0, 0, False, 1)
+
+
+def test_report_of_a_gpu(tmp_path):
+    """A device has columns that a CPU has not, in the table, the Markdown and the picture."""
+    case = cases.visible()[-1]
+    eager, method = ({"call_ms": call, "gpu_ms": gpu, "host_ms": host, "spread": 0.01} for call, gpu, host in
+                     ((4.0, 3.75, 0.2), (0.5, 0.25, 0.011)))
+    results = [{"status": "right", "path": "hopper", "l2": 7e-4, "worst_row": 8e-4, "peak_bytes": 192 << 20,
+                "eager": eager, "method": method}, {"status": "wrong", "reason": "mutates its input x"}]
+    machine = {"device_type": "cuda", "device": "A card", "torch": "2", "triton": "3", "copy_bytes_per_s": 4e12}
+    made = report.make_report("main", "configs/x.yaml", "visible cases", machine, [case, case], results)
+    console = Console(width=200, record=True, file=io.StringIO())
+    report.print_report(made, console)
+    text = console.export_text()
+    row = next(line for line in text.splitlines() if "hopper" in line)
+    assert row.split() == [case.name, "hopper", "4.000", "0.500", "8.00", "1%", "0.2500", "15.00", "11", "200",
+                           "7.0e-04", "8.0e-04", f"{case.moved_bytes / 4e12 / 0.25e-3:.0%}", "192.0"]
+    assert f"WRONG {case.name}: mutates its input x" in text
+    lines = table.markdown(made).splitlines()
+    assert "`main`, config `configs/x.yaml` on A card" in lines[0]
+    assert lines[4].startswith(f"| {case.name} | hopper | 4.000 | 0.500 | 8.00 | 0.2500 | 15.00 | 11 | 7.0e-04 |")
+    assert len({line.count("|") for line in lines[2:6]}) == 1
+    report.plot(made, tmp_path / "report.png")
+    assert (tmp_path / "report.png").stat().st_size > 10_000
+
+
+def test_table_is_put_between_its_marks():
+    text = f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n"
+    assert table.put_into(text, "new") == f"before\n{table.BEGIN}\nnew\n{table.END}\nafter\n"
+    with pytest.raises(ValueError, match="no place for a table"):
+        table.put_into("nothing", "new")
+    assert table.put_into((ROOT / "README.md").read_text(), "new")
 
 
 def test_json_is_written_whole_or_not_at_all(tmp_path):
