@@ -8,8 +8,10 @@ convolution. Source: Crandall & Fagin 1994. Every intermediate is FP32 or comple
 (relative L2 about 2.1e-4, all of it that rounding).
 
 Tensors are worked through slab by slab: the rows of a slab pass through all steps while they are in cache, before the
-next slab starts. An FFT of this size costs less than a pass over main memory, so that is what makes the difference:
-at [4, 768, 2048] 49 ms on one core where whole tensors take 196 and the eager baseline 163 to 199.
+next slab starts. An FFT of this size costs less than a pass over main memory, so that is what makes the difference: at
+[4, 768, 2048] on one core 48 ms, where whole tensors take 196 and the eager baseline 156 to 176. Over [1..16, 96..768,
+2048] it is 1.3 to 4.6 times as fast as the baseline; under Inductor 1.1 to 3.7 times, since a compiled graph has no
+in-place complex product.
 """
 import functools
 from collections.abc import Callable
@@ -76,9 +78,9 @@ def convolve(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: 
     x, in_gate, out_gate, result = (t.view(batch, channels, length) for t in (x, in_gate, out_gate, y))
     k = k.view(channels, length)
     w, w_conj = weights(length, k.device)
-    slab_size = SLAB * torch.get_num_threads()
-    rows = min(channels, max(1, slab_size // length))
-    depth = min(batch, max(1, slab_size // (length * rows)))
+    slab = SLAB * torch.get_num_threads()
+    rows = slab_step(channels, slab // length)
+    depth = slab_step(batch, slab // (length * rows))
     # Autocast would send the FFTs through casts of its own.
     with torch.autocast(x.device.type, enabled=False):
         for channel in slab_starts(channels, rows):
@@ -88,6 +90,12 @@ def convolve(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: 
                 slab = (slice(sequence, sequence + depth), lanes)
                 result[slab] = rows_of(x[slab], in_gate[slab], out_gate[slab], spectrum, scale, w, w_conj)
     return y
+
+
+def slab_step(size: int, most: int) -> int:
+    """The step, at most `most` and at least 1, that cuts `size` into the fewest slabs of nearly equal size."""
+    count = -(-size // max(1, most))
+    return -(-size // count)
 
 
 def slab_starts(size: int, step: int) -> list[int]:
