@@ -12,6 +12,7 @@ import torch
 from glconv import SolverConfig
 from glconv.compiled import missing_toolchain
 from glconv.reference import oracle, row_errors
+from glconv.spectral.pairs import Packing
 
 import graphs
 from graphs import ops
@@ -148,6 +149,55 @@ def test_every_operator_is_tested_here():
 @pytest.mark.parametrize("name", OP_CALLS)
 def test_opcheck(name):
     torch.library.opcheck(getattr(torch.ops.glconv_graphs, name).default, OP_CALLS[name]())
+
+
+def compiled_for(kernel, pointers, constants, capability, warps, stages):
+    """A Triton kernel compiled for a card that need not be here."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    types = {"scale": "fp32", "factor": "fp32"} | dict.fromkeys(pointers, "*fp16")
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
+    values = {(names.index(name),): value for name, value in constants.items()}
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in pointers}
+    return triton.compile(ASTSource(kernel, signature, values, aligned), target=GPUTarget("cuda", capability, 32),
+                          options={"num_warps": warps, "num_stages": stages})
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+def test_every_packing_of_the_ladder_compiles_for_other_cards():
+    """sm_80 to sm_90; shared memory within what every one of them has for a block."""
+    pytest.importorskip("triton")
+    from glconv.spectral.kernels import pair_kernel
+
+    packings = {dict(version.parameters).get("packing", Packing()) for version in VERSIONS.values()
+                if version.recipe == "packed_pairs" and dict(version.parameters).get("product") != "torch"}
+    assert len(packings) > 10
+    for packing in packings:
+        constants = {
+            "STATIC_CHANNELS": 768 * packing.static_sizes, "STATIC_LENGTH": 2048 * packing.static_sizes,
+            "TILE_PAIRS": packing.tile_pairs, "TILE_BINS": packing.tile_bins, "EMIT": packing.emit,
+            "NYQUIST": packing.nyquist, "LAYOUT": packing.layout, "SCALE_KERNEL": packing.scale_at == "kernel",
+            "SIGNAL": packing.signal_policy, "KERNEL": packing.kernel_policy}
+        for capability in (86, 90):
+            binary = compiled_for(pair_kernel, ("spectra", "kernel", "packed"), constants, capability, packing.warps,
+                                  packing.stages)
+            assert binary.metadata.shared <= 99 << 10, packing
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="the interpreter compiles nothing")
+@pytest.mark.parametrize(("name", "pointers", "constants"), [
+    ("multiply_kernel", ("u", "k", "product"), {"CHANNEL_MAJOR": True, "TILE": 1024}),
+    ("multiply_kernel", ("u", "k", "product"), {"CHANNEL_MAJOR": False, "TILE": 1024}),
+    ("gate_kernel", ("x", "in_gate", "packed"), {"TILE": 1024}),
+    ("unpack_kernel", ("packed", "out_gate", "y"), {"TILE": 1024})])
+def test_single_step_kernels_compile_for_other_cards(name, pointers, constants):
+    pytest.importorskip("triton")
+    from graphs import kernels
+
+    assert compiled_for(getattr(kernels, name), pointers, constants, 86, 4, 3).metadata.shared <= 99 << 10
 
 
 def test_triton_kernels_through_the_interpreter():
