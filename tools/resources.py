@@ -58,7 +58,7 @@ def compile_portable(row: Row | Plan, capability: int, full: bool = True, align:
     signature = {name: "constexpr" if name in constants else types.get(name, "*fp16") for name in names}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in names if name.endswith("_p")}
     values = {(names.index(name),): value for name, value in constants.items()}
-    options = {"num_warps": row.warps} | ({"maxnreg": row.maxnreg} if row.maxnreg else {})
+    options = {"num_warps": row.warps, "maxnreg": row.registers}
     return triton.compile(ASTSource(portable.right_angle_kernel, signature, values, aligned),
                           target=GPUTarget("cuda", capability, 32), options=options)
 
@@ -102,3 +102,62 @@ def measure(row: Row, device: Device, full: bool, align: int = 16) -> Resources:
 
 
 COMPILERS = {"portable": compile_portable}
+
+
+def parse_capability(text: str) -> Device:
+    """The known card of a capability given as 8.6, 86 or sm_86."""
+    digits = re.sub(r"^sm_?|\.", "", text)
+    known = {f"{major}{minor}": card for (major, minor), card in CARDS.items()}
+    if digits not in known:
+        raise BadParameter(f"capability {text!r}; known: {', '.join(f'{a}.{b}' for a, b in CARDS)}")
+    return known[digits]
+
+
+def report(cards: list[Device], rows: str | None = None) -> list[Resources]:
+    """Every row of the tables, at its own length and masked, for each card. `rows`: part of "path n1xn2xblocks"."""
+    results = []
+    for card in cards:
+        for row in table(card.capability):
+            if rows and rows not in f"{row.path} {row.n1}x{row.n2}x{row.blocks}":
+                continue
+            results += [measure(row, card, full) for full in ((True,) if row.exact else (True, False))]
+    return results
+
+
+def command(
+    capability: Annotated[list[str] | None, Option(help="8.6, for instance; may be repeated. Default: all known.")] = None,
+    rows: Annotated[str | None, Option(help="Only rows with this in 'path n1xn2xblocks', such as '64x32x1'.")] = None,
+    as_json: Annotated[bool, Option("--json", help="One JSON object instead of a table.")] = False,
+) -> None:
+    """Registers, spills, shared memory and tensor-core instructions of every plan, compiled for GPUs that are not here.
+
+    Exit status 1 when a plan spills, exceeds the card's shared memory or the figures in the plan tables.
+    """
+    cards = [parse_capability(text) for text in capability] if capability else list(CARDS.values())
+    results = report(cards, rows)
+    if not results:
+        raise BadParameter(f"no row matches {rows!r}")
+    failures = sum(bool(result.problems) for result in results)
+    if as_json:
+        print(json.dumps({"triton": triton.__version__, "failures": failures,
+                          "plans": [dataclasses.asdict(result) for result in results]}, indent=1))
+    else:
+        show(results)
+    raise Exit(int(failures > 0))
+
+
+def show(results: list[Resources]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    grid = Table(title=f"Triton {triton.__version__}", title_justify="left", box=None, header_style="bold")
+    for heading in ("card", "path", "tile", "length", "warps", "stages", "registers", "stack", "shared", "of limit",
+                    "blocks", "instructions", "of which", "problems"):
+        grid.add_column(heading, justify="left" if heading in ("card", "path", "tile", "of which", "problems") else "right")
+    for result in results:
+        grid.add_row(f"{result.capability} {result.card}", result.path, result.tile, result.variant, str(result.warps),
+                     str(result.stages), str(result.registers), str(result.stack), str(result.shared),
+                     f"{result.shared / result.shared_limit:.0%}", str(result.resident), str(result.instructions),
+                     " ".join(f"{count} {name}" for name, count in result.counts.items()), "; ".join(result.problems),
+                     style="red" if result.problems else None)
+    Console(width=None if os.isatty(1) else 240).print(grid)

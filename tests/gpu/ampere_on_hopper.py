@@ -70,8 +70,7 @@ def build(plan: Plan, length: int) -> tuple[Kernel, tuple[int, int, int, dict[st
     with tempfile.TemporaryDirectory() as folder:
         source, cubin = Path(folder) / "kernel.ptx", Path(folder) / "kernel.cubin"
         source.write_text(ptx)
-        limit = ["--maxrregcount", str(plan.maxnreg)] if plan.maxnreg else []
-        subprocess.run([BINARIES / "ptxas", "-arch=sm_90", *limit, source, "-o", cubin], check=True)
+        subprocess.run([BINARIES / "ptxas", "-arch=sm_90", source, "-o", cubin], check=True)
         kernel = Kernel(cubin.read_bytes(), ptx, compiled.metadata.name, shared, 32 * plan.warps)
     return kernel, machine_code(compiled.asm["cubin"]), shared
 
@@ -87,7 +86,7 @@ def main() -> int:
     parser.add_argument("--warps", type=int)
     parser.add_argument("--stages", type=int)
     parser.add_argument("--unroll", action="store_true")
-    parser.add_argument("--maxnreg", type=int)
+    parser.add_argument("--registers", type=int)
     parser.add_argument("--programs", type=int, help="the grid; by default what the plan's formula gives for this GPU")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -98,7 +97,7 @@ def main() -> int:
         parser.error(f"{here.name} has capability {here.capability}; want 9.x")
     batch, channels, length = options.batch, options.channels, options.length
     plan = make_plan(batch, channels, length, card, "portable")
-    changes = {name: getattr(options, name) for name in ("warps", "stages", "maxnreg") if getattr(options, name)}
+    changes = {name: getattr(options, name) for name in ("warps", "stages", "registers") if getattr(options, name)}
     if options.tile:
         n1, n2, blocks = map(int, options.tile.split("x"))
         changes |= {"n1": n1, "n2": n2, "blocks": blocks, "unroll": options.unroll, "warps": options.warps or n1 // 16}

@@ -53,12 +53,13 @@ class Row:
     n2: int                     # columns of a tile: the second
     blocks: int                 # tiles of a sequence, one after the other in time
     warps: int
-    registers: int              # a thread, at most
+    registers: int              # a thread: the limit given to the assembler, in eights but for 255
     shared: int                 # bytes a block, at most
     reason: str
     stages: int = 2             # of the pipelined loads; 1: loads that are waited for
     unroll: bool = False        # the blocks of a sequence written out one after the other, not looped over
-    maxnreg: int | None = None  # limit given to the assembler
+    stack: int = 0              # bytes a thread that may be spilled, none of them inside a loop
+    exact: bool = False         # only for sequences of exactly `size`
 
     @property
     def size(self) -> int:
@@ -77,34 +78,34 @@ class Row:
 # Triton gives a warp whole rows of a chained product, 16 at a time, so a tile takes n1/16 warps: more would repeat work.
 # A tile has at most 2048 positions: 1024 all over has a spectrum of 1024*sqrt(n1*n2) in one bin, and FP16 ends at 65504.
 SHORT = (
-    Row("portable", 16, 16, 1, 1, 114, 4096, "one warp a sequence: no waiting at barriers, many sequences in flight"),
+    Row("portable", 16, 16, 1, 1, 128, 4096, "one warp a sequence: no waiting at barriers, many sequences in flight"),
     Row("portable", 32, 16, 1, 1, 168, 9216, "one warp a sequence: no waiting at barriers, many sequences in flight"),
-    Row("portable", 32, 32, 1, 2, 204, 18432, "two warps a sequence, ten or more a multiprocessor"),
+    Row("portable", 32, 32, 1, 2, 200, 18432, "two warps a sequence, ten a multiprocessor"),
 )
-LONG = (
-    Row("portable", 64, 16, 3, 4, 200, 27648, "tiles of 1024: the smallest state a block, three in the registers"),
-    Row("portable", 64, 16, 6, 4, 224, 27648, "six tiles' state fits the registers"),
-    Row("portable", 64, 16, 8, 4, 255, 27648, "eight tiles of 1024 fit the registers, four of 2048 spill"),
-    Row("portable", 128, 16, 6, 8, 255, 87040, "eight warps: eight positions a thread and tile, so six tiles' state fits"),
+MMA_SYNC = (    # sm_80, 86, 89, 120
+    *SHORT,
+    Row("portable", 64, 32, 1, 4, 255, 40960, "two blocks a multiprocessor; a third stage would take 52 KiB: one block"),
+    Row("portable", 64, 16, 3, 4, 255, 27648, "tiles of 1024 positions: three, and nothing spills"),
+    Row("portable", 64, 32, 2, 4, 255, 40960, "one tile's loads at a time: 40 KiB, so two blocks a multiprocessor"),
+    Row("portable", 64, 16, 6, 4, 255, 27648, "the state of six tiles of 1024 fits the registers"),
+    Row("portable", 64, 16, 8, 4, 255, 27648, "the state of eight tiles of 1024 fits the registers, of four of 2048 not"),
+    Row("portable", 128, 16, 6, 8, 255, 87040, "eight warps: eight positions of a tile a thread", stack=40),
+    Row("portable", 128, 16, 8, 8, 255, 87040, "eight warps: eight positions of a tile a thread", stack=40),
 )
-MMA_SYNC = (
-    *SHORT, *LONG,
-    Row("portable", 64, 32, 1, 4, 234, 40960, "two blocks a multiprocessor; three stages would take 52 KiB, one block"),
-    Row("portable", 64, 32, 2, 4, 250, 40960, "a tile's loads at a time: 40 KiB and two blocks a multiprocessor"),
-    Row("portable", 128, 16, 8, 8, 255, 87040, "the longest state that the registers hold"),
-)
-WGMMA = (
-    *SHORT, *LONG,
-    Row("portable", 64, 32, 1, 4, 168, 40960, "capped for three blocks a multiprocessor; costs nothing in the loop",
-        maxnreg=168),
-    Row("portable", 64, 32, 2, 4, 236, 53248, "both tiles written out: 7 % fewer instructions than the loop over them",
+WGMMA = (       # sm_90
+    *SHORT,
+    Row("portable", 64, 32, 1, 4, 168, 40960, "three blocks a multiprocessor", stack=40),
+    Row("portable", 64, 16, 3, 4, 168, 27648, "three blocks a multiprocessor"),
+    Row("portable", 64, 32, 2, 4, 255, 53248, "both tiles written out: fewer instructions than the loop over them",
         unroll=True),
-    Row("portable", 128, 16, 8, 8, 255, 75776, "the longest state that the registers hold; pipelined loads spill",
-        stages=1),
+    Row("portable", 64, 16, 6, 4, 255, 27648, "the state of six tiles of 1024 fits the registers"),
+    Row("portable", 64, 16, 8, 4, 255, 27648, "the state of eight tiles of 1024 fits the registers, of four of 2048 not"),
+    Row("portable", 128, 16, 6, 8, 255, 75776, "eight warps; pipelined loads would spill", stages=1),
+    Row("portable", 128, 16, 8, 8, 255, 75776, "eight warps; pipelined loads would spill", stages=1),
 )
-TCGEN05 = MMA_SYNC
+TCGEN05 = MMA_SYNC      # sm_100
 
-HOPPER: tuple[Row, ...] = ()    # capability 9.x, lengths of exactly `size`
+HOPPER: tuple[Row, ...] = ()
 
 
 def table(capability: tuple[int, int]) -> tuple[Row, ...]:
@@ -126,7 +127,7 @@ class Plan:
     warps: int = 0
     stages: int = 0
     unroll: bool = False
-    maxnreg: int | None = None
+    registers: int = 0          # a thread, the assembler's limit
     shared: int = 0             # bytes a block, at most
     resident: int = 0           # blocks a multiprocessor
     programs: int = 0           # the grid; each takes an equal, contiguous share of the channel-major list of sequences
@@ -171,12 +172,12 @@ def make_plan(batch: int, channels: int, length: int, device: Device, kernel: st
     if kernel not in ("auto", "portable", "hopper"):
         raise ValueError(f"kernel is {kernel!r}; want 'auto', 'portable' or 'hopper'")
     rows = [row for row in table(device.capability) if kernel in ("auto", row.path)]
-    able = [row for row in rows if row.resident(device) and (row.size == length or row.path != "hopper" and row.size > length)]
+    able = [row for row in rows if row.resident(device) and (row.size == length or row.size > length and not row.exact)]
     if able:
         # Of the shortest that are long enough, the first in the table.
         row = min(able, key=lambda candidate: candidate.size)
         resident = row.resident(device)
-        return Plan(row.path, row.reason, row.n1, row.n2, row.blocks, row.warps, row.stages, row.unroll, row.maxnreg,
+        return Plan(row.path, row.reason, row.n1, row.n2, row.blocks, row.warps, row.stages, row.unroll, row.registers,
                     row.shared, resident, choose_programs(batch, channels, resident * device.multiprocessors))
     major, minor = device.capability
     if not rows:

@@ -228,21 +228,26 @@ def sample(y):
 
 
 @triton.jit
-def put(pointer, offsets, row, value, FULL: tl.constexpr, AGAIN: tl.constexpr):
-    """Stores the row's part of a tile; when AGAIN, only where the value there is not finite."""
-    if AGAIN:
-        before = fetch(pointer, offsets, row, FULL).to(tl.float32)
-        tl.store(pointer + offsets, value, mask=(offsets < row) & (before - before != 0.0))
-    elif FULL:
-        tl.store(pointer + offsets, value)
+def put(pointer, offsets, row, value, again, FULL: tl.constexpr):
+    """Stores the row's part of a tile; the second time only where the value there is not finite."""
+    if again:
+        before = fetch(pointer, offsets, row, FULL)
+        value = tl.where(before - before == 0.0, before, value)
+        if FULL:
+            tl.store(pointer + offsets, value)
+        else:
+            tl.store(pointer + offsets, value, mask=offsets < row)
     else:
-        tl.store(pointer + offsets, value, mask=offsets < row)
+        if FULL:
+            tl.store(pointer + offsets, value)
+        else:
+            tl.store(pointer + offsets, value, mask=offsets < row)
 
 
 @triton.jit
-def sequences(x_p, ig_p, og_p, y_p, start, count, channels, c, row, kernel, scale, f1r, f1i, f2r, f2i, twiddle, o12,
+def sequences(again, x_p, ig_p, og_p, y_p, start, count, channels, c, row, kernel, scale, f1r, f1i, f2r, f2i, twiddle, o12,
               BLOCKS: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
-              UNROLL: tl.constexpr, AGAIN: tl.constexpr):
+              UNROLL: tl.constexpr):
     """Rows start, ..., start + count - 1 of the batch in channel c. Returns a sum that is finite when every y is."""
     N: tl.constexpr = f1r.shape[0] * f2r.shape[0]
     total = tl.zeros([f1r.shape[0] // 2, 4], tl.float32)
@@ -265,7 +270,7 @@ def sequences(x_p, ig_p, og_p, y_p, start, count, channels, c, row, kernel, scal
                 ahead = sums[1:]
                 y = inverse(sums[0], f1r, f1i, f2r, f2i, twiddle, PACKED)
                 total += sample(y)
-                put(y_p + base, at, row, (y * og.to(tl.float32) * scale).to(tl.float16), FULL, AGAIN)
+                put(y_p + base, at, row, (y * og.to(tl.float32) * scale).to(tl.float16), again, FULL)
     else:
         ahead = ()
         for d in tl.static_range(1, BLOCKS):
@@ -285,11 +290,11 @@ def sequences(x_p, ig_p, og_p, y_p, start, count, channels, c, row, kernel, scal
             ahead = sums[1:]
             y = inverse(sums[0], f1r, f1i, f2r, f2i, twiddle, PACKED)
             total += sample(y)
-            put(y_p + base, at, row, (y * og.to(tl.float32) * scale).to(tl.float16), FULL, AGAIN)
+            put(y_p + base, at, row, (y * og.to(tl.float32) * scale).to(tl.float16), again, FULL)
     return total
 
 
-@triton.jit(do_not_specialize=["batch", "channels"])
+@triton.jit(do_not_specialize=["batch", "channels", "units"])
 def right_angle_kernel(
         x_p, ig_p, og_p, k_p, y_p, f1r_p, f1i_p, f2r_p, f2i_p, tr_p, ti_p, batch, channels, units, gain,
         N1: tl.constexpr, N2: tl.constexpr, BLOCKS: tl.constexpr, FULL: tl.constexpr, ALIGN: tl.constexpr,
@@ -320,6 +325,7 @@ def right_angle_kernel(
     for step in tl.range(0, (start + left + batch - 1) // batch, num_stages=1):
         c = first_channel + step
         count = tl.minimum(batch - start, left)
+        left -= count
         taps = k_p + c.to(tl.int64) * row
         peak = largest(tl.abs(fetch(taps, o12, row, FULL)))
         for d in tl.range(1, BLOCKS, num_stages=1):     # not unrolled: all of k would then stay in registers
@@ -344,13 +350,13 @@ def right_angle_kernel(
             before_i = ki
         scale = power_of_two(level) * gain
 
-        seen = sequences(x_p, ig_p, og_p, y_p, start, count, channels, c, row, kernel, tl.minimum(scale, 3e38),
-                         f1r, f1i, f2r, f2i, twiddle, o12, BLOCKS, FULL, STAGES, PACKED, UNROLL, False)
-        if largest(tl.where(seen - seen == 0.0, 0, 1)) > 0:
-            sequences(x_p, ig_p, og_p, y_p, start, count, channels, c, row,
-                      rescale(kernel, LOWER, o12, BLOCKS, PACKED), tl.minimum(scale * (1.0 / LOWER), 3e38),
-                      f1r, f1i, f2r, f2i, twiddle, o12, BLOCKS, FULL, 1, PACKED, False, True)
-        left -= count
+        # The second time for the values that were not finite, if there are any: see the module's text.
+        for attempt in tl.range(0, 2, num_stages=1):
+            seen = sequences(attempt > 0, x_p, ig_p, og_p, y_p, start, count, channels, c, row, kernel,
+                             tl.minimum(scale, 3e38), f1r, f1i, f2r, f2i, twiddle, o12, BLOCKS, FULL, STAGES, PACKED, UNROLL)
+            count *= largest(tl.where(seen - seen == 0.0, 0, 1))
+            kernel = rescale(kernel, LOWER, o12, BLOCKS, PACKED)
+            scale *= 1.0 / LOWER
         start = 0
 
 
@@ -386,4 +392,4 @@ def run(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch
     right_angle_kernel[(plan.programs,)](
         x, in_gate, out_gate, k, y, *dft.factors(plan.n1, plan.n2, x.device), batch, streams * heads, length // align,
         dft.gain(plan.n1, plan.n2), **constants(plan, length == plan.blocks * plan.n1 * plan.n2, align),
-        num_warps=plan.warps, maxnreg=plan.maxnreg)
+        num_warps=plan.warps, maxnreg=plan.registers)
