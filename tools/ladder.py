@@ -203,15 +203,17 @@ def print_table(state: Mapping[str, Any], names: Sequence[str]) -> None:
             *([f"{speedup(row, 'gpu'):.2f}", f"{last['method']['gpu_ms']:.3f}"] if on_gpu else []),
             f"{max(batch['l2'] for batch in timed.values()):.1e}",
             f"{max(batch['worst_row'] for batch in timed.values()):.1e}",
-            f"{sum(batch['first_call_s'] for batch in timed.values()):.1f}", str(last["kernels"]),
+            f"{sum(batch['first_call_s'] for batch in timed.values()):.1f}",
+            str(max(batch["kernels"] for batch in timed.values())),
             str(row["graph_breaks"]))
     out.print(table)
     for name, row in rows.items():
         if row["status"] != "right":
             out.print(Text.assemble((f"{row['status'].upper()} ", "bold red"), f"{name}: {row['reason']}"),
                       soft_wrap=True)
-    out.print("\nspeed-ups are eager's median over the version's, whole calls, in one interleaved run; GPU ms "
-              f"and kernels are of B={batches[-1]}; compile s is the first calls, while other versions compile beside",
+    out.print("\nspeed-ups are eager's median over the version's, whole calls, in one interleaved run; GPU ms is of "
+              f"B={batches[-1]}; compile s is the first calls, while other versions compile beside; kernels are those "
+              "that Inductor generated for one batch size, without library and Triton operators",
               soft_wrap=True, highlight=False)
     for line in summarise(rows):
         out.print(line, soft_wrap=True, highlight=False)
