@@ -4,6 +4,7 @@ Inductor's scheduler is watched while it compiles: its final nodes are the launc
 each buffer once a launch; what caches save or a strided access costs is not in them.
 """
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -134,9 +135,10 @@ def compiled_from(path: Path, length: int, device: torch.device) -> Function:
     import yaml
 
     content = yaml.safe_load(path.read_text()) or {}
+    build: Callable[[], Function]
     if "recipe" in content:
         version = graphs.load(path)
-        config, build = version.config, lambda: version.solver(device)
+        config, build = version.config, functools.partial(version.solver, device)
     else:
         config = SolverConfig.from_yaml(path)
         graph = {"auto": "spectral" if device.type == "cuda" else "right-angle"}.get(config.graph, config.graph)
@@ -240,7 +242,7 @@ def command(
                                                                  f"on {where}")
                 totals.append(summary(path.stem + of, launches, case.moved_bytes))
             if profiled and where.type == "cuda":
-                profile(lambda call=call, inputs=inputs: call(*inputs))
+                profile(functools.partial(call, *inputs))
         if len(totals) > 1:
             console().print("\n" + "\n".join(totals), soft_wrap=True, highlight=False)
     except (ValueError, TypeError, OSError, Unusable) as error:

@@ -306,8 +306,9 @@ def command(
         if min(sizes) < 1:
             raise ValueError(f"batch sizes are {sizes}; want at least 1 each")
         channels = channels or (families.CHANNELS if on_gpu else families.SMALL_CHANNELS)
-        settings = {"device": device, "batches": sizes, "length": length, "channels": channels,
-                    "repeats": repeats or (20 if on_gpu else 5)}
+        settings: dict[str, Any] = {
+            "device": device, "batches": sizes, "length": length, "channels": channels,
+            "repeats": repeats or (20 if on_gpu else 5)}
         state = open_state(json_file, settings, fresh)
     except (ValueError, Unusable) as error:
         typer.echo(f"ladder: {error}", err=True)

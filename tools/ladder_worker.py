@@ -42,7 +42,7 @@ def make_solver(name: str, path: str | None, device: torch.device) -> tuple[Call
     if path is None:
         from glconv import SolverConfig, gated_causal_conv
 
-        config = SolverConfig(**SHIPPED[name])
+        config = SolverConfig.from_mapping(SHIPPED[name])
         return functools.partial(gated_causal_conv, config=config), config
     import graphs
 

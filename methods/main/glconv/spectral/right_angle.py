@@ -87,8 +87,8 @@ def convolve(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: 
             lanes = slice(channel, channel + rows)
             spectrum, scale = spectrum_of(k[lanes], w)
             for sequence in slab_starts(batch, depth):
-                slab = (slice(sequence, sequence + depth), lanes)
-                result[slab] = rows_of(x[slab], in_gate[slab], out_gate[slab], spectrum, scale, w, w_conj)
+                part = (slice(sequence, sequence + depth), lanes)
+                result[part] = rows_of(x[part], in_gate[part], out_gate[part], spectrum, scale, w, w_conj)
     return y
 
 
