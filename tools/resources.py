@@ -1,7 +1,6 @@
 """python -m tools resources: what the fused kernels take of a card, compiled for it with no GPU at hand."""
 import dataclasses
 import json
-import math
 import os
 import re
 import subprocess
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import triton
-from glconv import dft
 from glconv.fused import portable
 from glconv.plan import CARDS, Device, Plan, Row, table
 from triton.backends.compiler import GPUTarget
@@ -22,6 +20,7 @@ BINARIES = Path(triton.__file__).parent / "backends" / "nvidia" / "bin"
 # packed half precision, asynchronous copies, and spills (local memory).
 COUNTED = {"HMMA": "mma", "HGMMA": "wgmma", "UTCHMMA": "tcgen05", "HFMA2": "hfma2", "LDGSTS": "cp.async",
            "UBLKCP": "bulk copy", "STL": "spill stores", "LDL": "spill loads"}
+TENSOR = ("HMMA", "HGMMA", "UTCHMMA")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,11 +35,12 @@ class Resources:
     warps: int
     stages: int
     registers: int          # a thread
-    stack: int              # bytes a thread: what was spilled
+    stack: int              # bytes a thread: what was spilled, outside of loops where there are no problems
     shared: int             # bytes a block
     shared_limit: int
     resident: int           # blocks a multiprocessor, by these figures
     instructions: int
+    loop: int               # instructions of the main loop
     counts: dict[str, int]
     problems: list[str]
 
@@ -63,8 +63,19 @@ def compile_portable(row: Row | Plan, capability: int, full: bool = True, align:
                           target=GPUTarget("cuda", capability, 32), options=options)
 
 
-def machine_code(cubin: bytes) -> tuple[int, int, int, dict[str, int]]:
-    """(registers a thread, stack bytes a thread, instructions, instructions of each counted kind)."""
+@dataclasses.dataclass(frozen=True)
+class MachineCode:
+    """What a compiled kernel's machine code shows."""
+
+    registers: int          # a thread
+    stack: int              # bytes a thread
+    instructions: int
+    loop: int               # instructions of the longest innermost loop with tensor-core products
+    counts: dict[str, int]  # instructions of each kind in COUNTED
+    loop_spills: int        # accesses to local memory in such loops
+
+
+def machine_code(cubin: bytes) -> MachineCode:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
@@ -75,30 +86,45 @@ def machine_code(cubin: bytes) -> tuple[int, int, int, dict[str, int]]:
 
         usage, code = dump("--dump-resource-usage"), dump("--dump-sass")
     registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
-    operations = re.findall(r"/\*[0-9a-f]{4,6}\*/\s+(?:@!?U?P\w+\s+)?(\w+)", code)
-    counts = {name: operations.count(operation) for operation, name in COUNTED.items()}
-    return registers, stack, len(operations), {name: count for name, count in counts.items() if count}
+    found = re.findall(r"/\*([0-9a-f]{4,6})\*/\s+(?:@!?U?P\w+\s+)?(\w+)([^;]*);", code)
+    operations = [(int(address, 16), operation, rest) for address, operation, rest in found]
+    # A loop: from the target of a branch backwards to the branch. Only those with none inside.
+    jumps = [(int(target, 16), address) for address, operation, rest in operations if operation == "BRA"
+             for target in re.findall(r"0x([0-9a-f]+)", rest)[-1:]]
+    loops = [(start, end) for start, end in jumps if start < end]
+    innermost = [loop for loop in loops if not any(other != loop and loop[0] <= other[0] and other[1] <= loop[1]
+                                                   for other in loops)]
+    bodies = [[operation for address, operation, _ in operations if start <= address <= end]
+              for start, end in innermost]
+    bodies = [body for body in bodies if any(operation in TENSOR for operation in body)]
+    names = [operation for _, operation, _ in operations]
+    counts = {name: names.count(operation) for operation, name in COUNTED.items()}
+    return MachineCode(registers, stack, len(names), max(map(len, bodies), default=0),
+                       {name: count for name, count in counts.items() if count},
+                       sum(body.count("LDL") + body.count("STL") for body in bodies))
 
 
 def measure(row: Row, device: Device, full: bool, align: int = 16) -> Resources:
     """Compiles one row for one card and holds it against the card and against the table."""
     capability = 10 * device.capability[0] + device.capability[1]
     compiled = COMPILERS[row.path](row, capability, full, align)
-    registers, stack, instructions, counts = machine_code(compiled.asm["cubin"])
-    shared = compiled.metadata.shared
-    measured = dataclasses.replace(row, registers=registers, shared=shared)
+    code, shared = machine_code(compiled.asm["cubin"]), compiled.metadata.shared
+    resident = dataclasses.replace(row, registers=code.registers, shared=shared).resident(device)
     problems = []
     if shared > device.shared_limit:
         problems.append(f"{shared} bytes of shared memory, the card gives {device.shared_limit}")
-    if stack:
-        problems.append(f"spills {stack} bytes a thread")
-    if measured.resident(device) < row.resident(device):
-        problems.append(f"{measured.resident(device)} blocks a multiprocessor, the table says {row.resident(device)}")
-    if registers > row.registers or shared > row.shared:
+    if code.stack > row.stack:
+        problems.append(f"spills {code.stack} bytes a thread, the table allows {row.stack}")
+    if code.loop_spills:
+        problems.append(f"{code.loop_spills} accesses to spilled values in a loop")
+    if resident < row.resident(device):
+        problems.append(f"{resident} blocks a multiprocessor, the table says {row.resident(device)}")
+    if code.registers > row.registers or shared > row.shared:
         problems.append(f"the table says at most {row.registers} registers and {row.shared} bytes")
     return Resources(f"{device.capability[0]}.{device.capability[1]}", device.name, row.path,
-                     f"{row.n1}x{row.n2}x{row.blocks}", "full" if full else "masked", row.warps, row.stages, registers,
-                     stack, shared, device.shared_limit, measured.resident(device), instructions, counts, problems)
+                     f"{row.n1}x{row.n2}x{row.blocks}", "full" if full else "masked", row.warps, row.stages,
+                     code.registers, code.stack, shared, device.shared_limit, resident, code.instructions, code.loop,
+                     code.counts, problems)
 
 
 COMPILERS = {"portable": compile_portable}
@@ -125,7 +151,7 @@ def report(cards: list[Device], rows: str | None = None) -> list[Resources]:
 
 
 def command(
-    capability: Annotated[list[str] | None, Option(help="8.6, for instance; may be repeated. Default: all known.")] = None,
+    capability: Annotated[list[str] | None, Option(help="Such as 8.6; may be repeated. Default: all.")] = None,
     rows: Annotated[str | None, Option(help="Only rows with this in 'path n1xn2xblocks', such as '64x32x1'.")] = None,
     as_json: Annotated[bool, Option("--json", help="One JSON object instead of a table.")] = False,
 ) -> None:
@@ -152,12 +178,14 @@ def show(results: list[Resources]) -> None:
 
     grid = Table(title=f"Triton {triton.__version__}", title_justify="left", box=None, header_style="bold")
     for heading in ("card", "path", "tile", "length", "warps", "stages", "registers", "stack", "shared", "of limit",
-                    "blocks", "instructions", "of which", "problems"):
-        grid.add_column(heading, justify="left" if heading in ("card", "path", "tile", "of which", "problems") else "right")
+                    "blocks", "instructions", "in loop", "of which", "problems"):
+        words = heading in ("card", "path", "tile", "of which", "problems")
+        grid.add_column(heading, justify="left" if words else "right")
     for result in results:
         grid.add_row(f"{result.capability} {result.card}", result.path, result.tile, result.variant, str(result.warps),
                      str(result.stages), str(result.registers), str(result.stack), str(result.shared),
                      f"{result.shared / result.shared_limit:.0%}", str(result.resident), str(result.instructions),
+                     str(result.loop),
                      " ".join(f"{count} {name}" for name, count in result.counts.items()), "; ".join(result.problems),
                      style="red" if result.problems else None)
     Console(width=None if os.isatty(1) else 240).print(grid)

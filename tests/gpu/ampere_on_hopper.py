@@ -22,10 +22,11 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "methods" / "main")]
 
-from glconv import dft, reference
-from glconv.plan import CARDS, Plan, choose_programs, device_of, make_plan
-from tools.resources import BINARIES, compile_portable, machine_code
-from tools.timing import time_cuda
+from glconv import dft, reference  # noqa: E402
+from glconv.plan import CARDS, Plan, Row, choose_programs, device_of, make_plan  # noqa: E402
+
+from tools.resources import BINARIES, MachineCode, compile_portable, machine_code  # noqa: E402
+from tools.timing import time_cuda  # noqa: E402
 
 MAX_DYNAMIC_SHARED = 8      # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 PARAMETERS = {"u64": ctypes.c_uint64, "b64": ctypes.c_uint64, "u32": ctypes.c_int32, "b32": ctypes.c_int32,
@@ -60,11 +61,12 @@ class Kernel:
         values = [kind(value) for kind, value in zip(self.types, arguments, strict=True)]
         pointers = (ctypes.c_void_p * len(values))(*(ctypes.addressof(value) for value in values))
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
-        self.call("cuLaunchKernel", self.function, programs, 1, 1, self.threads, 1, 1, self.shared, stream, pointers, None)
+        self.call("cuLaunchKernel", self.function, programs, 1, 1, self.threads, 1, 1, self.shared, stream, pointers,
+                  None)
 
 
-def build(plan: Plan, length: int) -> tuple[Kernel, tuple[int, int, int, dict[str, int]], int]:
-    """(the kernel, `machine_code` of what an sm_86 would run, shared memory)."""
+def build(plan: Plan, length: int) -> tuple[Kernel, MachineCode, int]:
+    """(the kernel, what an sm_86 would run, bytes of shared memory)."""
     compiled = compile_portable(plan, 86, length == plan.blocks * plan.n1 * plan.n2, math.gcd(length, 16))
     ptx, shared = compiled.asm["ptx"], compiled.metadata.shared
     with tempfile.TemporaryDirectory() as folder:
@@ -102,19 +104,22 @@ def main() -> int:
         n1, n2, blocks = map(int, options.tile.split("x"))
         changes |= {"n1": n1, "n2": n2, "blocks": blocks, "unroll": options.unroll, "warps": options.warps or n1 // 16}
     plan = dataclasses.replace(plan, **changes)
-    kernel, (registers, stack, _, counts), shared = build(plan, length)
-    here_resident = min(here.registers // (-(-registers // 8) * 8 * kernel.threads), here.shared_total // (shared + 1024))
-    programs = options.programs or choose_programs(batch, channels, here_resident * here.multiprocessors)
-    two_fit = 2 * (shared + 1024) <= card.shared_total and 2 * registers * kernel.threads <= card.registers
+    kernel, code, shared = build(plan, length)
+    measured = Row(plan.path, plan.n1, plan.n2, plan.blocks, plan.warps, code.registers, shared, plan.reason)
+    slots = measured.resident(here) * here.multiprocessors
+    programs = options.programs or choose_programs(batch, channels, slots)
+    two_fit = measured.resident(card) >= 2
 
     torch.manual_seed(0)
     x, in_gate, out_gate = (torch.randn(batch, 4, channels // 4, length, device=device).half() for _ in range(3))
     in_gate = in_gate.sigmoid()
-    k = torch.randn(4, channels // 4, length, device=device) * torch.exp(-torch.arange(length, device=device) / 200) * 0.1
+    decay = 0.1 * torch.exp(-torch.arange(length, device=device) / 200)
+    k = torch.randn(4, channels // 4, length, device=device) * decay
     y = torch.full_like(x, float("nan"))
     align = math.gcd(length, 16)
     tensors = (x, in_gate, out_gate, k, y, *dft.factors(plan.n1, plan.n2, device))
-    arguments = [*(tensor.data_ptr() for tensor in tensors), batch, channels, length // align, dft.gain(plan.n1, plan.n2)]
+    arguments = [*(tensor.data_ptr() for tensor in tensors), batch, channels, length // align,
+                 dft.gain(plan.n1, plan.n2)]
 
     kernel.launch(programs, arguments)
     worst = 0.0
@@ -126,11 +131,12 @@ def main() -> int:
     speedup = times["eager"].gpu / times["ampere"].gpu
     result = {"batch": batch, "channels": channels, "length": length, "tile": f"{plan.n1}x{plan.n2}x{plan.blocks}",
               "warps": plan.warps, "stages": plan.stages, "unroll": plan.unroll, "programs": programs,
-              "sm_86": {"registers": registers, "stack": stack, "shared": shared, "two_blocks": two_fit, **counts},
+              "sm_86": {"registers": code.registers, "stack": code.stack, "shared": shared, "loop": code.loop,
+                        "two_blocks": two_fit, **code.counts},
               "worst_row_l2": worst, "eager_ms": times["eager"].gpu, "ms": times["ampere"].gpu,
               "spread": times["ampere"].spread, "speedup": speedup}
     print(json.dumps(result) if options.json else "\n".join(f"{name:14}{value}" for name, value in result.items()))
-    return int(not worst <= 1e-3 or stack > 0 or not two_fit or speedup < options.least)
+    return int(not worst <= 1e-3 or code.stack > 0 or not two_fit or speedup < options.least)
 
 
 if __name__ == "__main__":

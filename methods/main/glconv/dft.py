@@ -3,7 +3,8 @@
 The transform modulo z^L - i of u is U[k] = sum over n of u[n] exp(-2 pi i n (k - 1/4) / L): the -1/4 is the right-angle
 weight exp(i pi n / 2L). With L = N1*N2, n = n1*N2 + n2 and k = k1 + N1*k2 it is (F1 X * T) F2 / unitary scale, X the
 row-major [N1, N2] view of u. The factor of stage one is kept symmetric by writing n1 - 1/4 for n1 and giving the
-difference, which depends on k1 alone, to the twiddle; the inverse, which needs the transpose, then reads the same matrix:
+difference, which depends on k1 alone, to the twiddle; the inverse, which needs the transpose, then reads the same
+matrix:
 
     F1[k1, n1] = exp(-2 pi i (n1 - 1/4) (k1 - 1/4) / N1) / sqrt(N1)
     T [k1, n2] = exp(-2 pi i (k1 - 1/4) (n2 + N2/4) / L)
@@ -46,14 +47,14 @@ def weight(length: int) -> torch.Tensor:
     return unit(torch.arange(length, dtype=torch.float64) * (math.pi / (2 * length)))
 
 
-def halves(matrix: torch.Tensor, device: torch.device, dtype: torch.dtype = torch.float16) -> tuple[torch.Tensor, torch.Tensor]:
-    """Real and imaginary parts, contiguous, in `dtype` on `device`."""
-    return matrix.real.to(dtype).contiguous().to(device), matrix.imag.to(dtype).contiguous().to(device)
+def halves(matrix: torch.Tensor, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Real and imaginary parts in FP16, contiguous, on `device`."""
+    return matrix.real.half().contiguous().to(device), matrix.imag.half().contiguous().to(device)
 
 
 @functools.lru_cache(maxsize=64)
 def factors(n1: int, n2: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """(F1 real, F1 imaginary, F2 real, F2 imaginary, T real, T imaginary), FP16, for one factorisation on one device."""
+    """(F1 real, F1 imaginary, F2 real, F2 imaginary, T real, T imaginary) in FP16 on one device."""
     return (*halves(row_factor(n1), device), *halves(column_factor(n2), device), *halves(twiddle(n1, n2), device))
 
 

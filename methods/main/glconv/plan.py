@@ -75,8 +75,8 @@ class Row:
 
 
 # The arithmetic of a tile is 8*(n1 + 2*n2) FLOP a position: 64x32 takes 1024, 64x16 and 32x32 take 768, 32x16 512.
-# Triton gives a warp whole rows of a chained product, 16 at a time, so a tile takes n1/16 warps: more would repeat work.
-# A tile has at most 2048 positions: 1024 all over has a spectrum of 1024*sqrt(n1*n2) in one bin, and FP16 ends at 65504.
+# Triton gives a warp whole rows of a chained product, 16 at a time: a tile takes n1/16 warps, more would repeat work.
+# A tile has at most 2048 positions: 1024 all over has a spectrum of 1024*sqrt(n1*n2) in one bin, FP16 ends at 65504.
 SHORT = (
     Row("portable", 16, 16, 1, 1, 128, 4096, "one warp a sequence: no waiting at barriers, many sequences in flight"),
     Row("portable", 32, 16, 1, 1, 168, 9216, "one warp a sequence: no waiting at barriers, many sequences in flight"),
@@ -84,11 +84,11 @@ SHORT = (
 )
 MMA_SYNC = (    # sm_80, 86, 89, 120
     *SHORT,
-    Row("portable", 64, 32, 1, 4, 255, 40960, "two blocks a multiprocessor; a third stage would take 52 KiB: one block"),
+    Row("portable", 64, 32, 1, 4, 255, 40960, "two blocks a multiprocessor; a third stage would leave one"),
     Row("portable", 64, 16, 3, 4, 255, 27648, "tiles of 1024 positions: three, and nothing spills"),
     Row("portable", 64, 32, 2, 4, 255, 40960, "one tile's loads at a time: 40 KiB, so two blocks a multiprocessor"),
     Row("portable", 64, 16, 6, 4, 255, 27648, "the state of six tiles of 1024 fits the registers"),
-    Row("portable", 64, 16, 8, 4, 255, 27648, "the state of eight tiles of 1024 fits the registers, of four of 2048 not"),
+    Row("portable", 64, 16, 8, 4, 255, 27648, "eight tiles of 1024 fit the registers, four of 2048 do not"),
     Row("portable", 128, 16, 6, 8, 255, 87040, "eight warps: eight positions of a tile a thread", stack=40),
     Row("portable", 128, 16, 8, 8, 255, 87040, "eight warps: eight positions of a tile a thread", stack=40),
 )
@@ -99,7 +99,7 @@ WGMMA = (       # sm_90
     Row("portable", 64, 32, 2, 4, 255, 53248, "both tiles written out: fewer instructions than the loop over them",
         unroll=True),
     Row("portable", 64, 16, 6, 4, 255, 27648, "the state of six tiles of 1024 fits the registers"),
-    Row("portable", 64, 16, 8, 4, 255, 27648, "the state of eight tiles of 1024 fits the registers, of four of 2048 not"),
+    Row("portable", 64, 16, 8, 4, 255, 27648, "eight tiles of 1024 fit the registers, four of 2048 do not"),
     Row("portable", 128, 16, 6, 8, 255, 75776, "eight warps; pipelined loads would spill", stages=1),
     Row("portable", 128, 16, 8, 8, 255, 75776, "eight warps; pipelined loads would spill", stages=1),
 )
@@ -172,7 +172,8 @@ def make_plan(batch: int, channels: int, length: int, device: Device, kernel: st
     if kernel not in ("auto", "portable", "hopper"):
         raise ValueError(f"kernel is {kernel!r}; want 'auto', 'portable' or 'hopper'")
     rows = [row for row in table(device.capability) if kernel in ("auto", row.path)]
-    able = [row for row in rows if row.resident(device) and (row.size == length or row.size > length and not row.exact)]
+    able = [row for row in rows
+            if row.resident(device) and (row.size == length or (row.size > length and not row.exact))]
     if able:
         # Of the shortest that are long enough, the first in the table.
         row = min(able, key=lambda candidate: candidate.size)
@@ -180,10 +181,11 @@ def make_plan(batch: int, channels: int, length: int, device: Device, kernel: st
         return Plan(row.path, row.reason, row.n1, row.n2, row.blocks, row.warps, row.stages, row.unroll, row.registers,
                     row.shared, resident, choose_programs(batch, channels, resident * device.multiprocessors))
     major, minor = device.capability
+    name = "fused kernel" if kernel == "auto" else f"{kernel} kernel"
     if not rows:
-        reason = f"no {'fused' if kernel == 'auto' else kernel} kernel for capability {major}.{minor}"
+        reason = f"no {name} for capability {major}.{minor}"
     elif longest := max((row.size for row in rows if row.resident(device)), default=0):
-        reason = f"length {length}: the {kernel if kernel != 'auto' else 'fused'} kernel on {device.name} takes up to {longest}"
+        reason = f"the {name} on {device.name} takes lengths up to {longest}, not {length}"
     else:
         reason = f"{device.name} gives a block {device.shared_limit} bytes of shared memory, too few"
     if kernel != "auto":
@@ -192,7 +194,7 @@ def make_plan(batch: int, channels: int, length: int, device: Device, kernel: st
 
 
 def flop(plan: Plan, batch: int, channels: int) -> float:
-    """Tensor-core operations of a fused plan: transforms of every tile, and of the kernel's once a channel (1.5 times)."""
+    """Tensor-core operations of a fused plan; a channel's kernel takes three quarters of a sequence's."""
     tile = 8 * plan.n1 * plan.n2 * (plan.n1 + 2 * plan.n2)
     return plan.blocks * tile * channels * (batch + 0.75)
 

@@ -90,21 +90,26 @@ def rescale(tiles, FACTOR: tl.constexpr, like, COUNT: tl.constexpr, PACKED: tl.c
     result = ()
     for d in tl.static_range(COUNT):
         if PACKED:
-            halves = tl.full(like.shape, FACTOR, tl.float16)
-            result = result + (tl.inline_asm_elementwise("mul.rn.f16x2 $0, $2, $4; mul.rn.f16x2 $1, $3, $4;", "=&r,=r,r,r,r",
-                                                         [tiles[d], halves], dtype=tl.int32, is_pure=True, pack=2),)
+            tile = tl.inline_asm_elementwise("mul.rn.f16x2 $0, $2, $4; mul.rn.f16x2 $1, $3, $4;", "=&r,=r,r,r,r",
+                                             [tiles[d], tl.full(like.shape, FACTOR, tl.float16)], dtype=tl.int32,
+                                             is_pure=True, pack=2)
         else:
-            result = result + ((tiles[d][0] * FACTOR, tiles[d][1] * FACTOR),)
+            tile = (tiles[d][0] * FACTOR, tiles[d][1] * FACTOR)
+        result = result + (tile,)
     return result
 
 
 @triton.jit
-def zeros(like, PACKED: tl.constexpr):
-    """A packed tile of zeros."""
-    if PACKED:
-        return tl.zeros(like.shape, tl.int32)
-    else:
-        return tl.zeros(like.shape, tl.float16), tl.zeros(like.shape, tl.float16)
+def zeros(like, COUNT: tl.constexpr, PACKED: tl.constexpr):
+    """COUNT packed tiles of zeros."""
+    result = ()
+    for _ in tl.static_range(COUNT):
+        if PACKED:
+            tile = tl.zeros(like.shape, tl.int32)
+        else:
+            tile = (tl.zeros(like.shape, tl.float16), tl.zeros(like.shape, tl.float16))
+        result = result + (tile,)
+    return result
 
 
 @triton.jit
@@ -301,8 +306,9 @@ def finish(p, og_p, y_p, at, row, scale, again, f1r, f1i, f2r, f2i, twiddle, PAC
 
 
 @triton.jit
-def sequences(again, x_p, ig_p, og_p, y_p, start, count, channels, c, row, kernel, scale, f1r, f1i, f2r, f2i, twiddle, o12,
-              BLOCKS: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr, UNROLL: tl.constexpr):
+def sequences(again, x_p, ig_p, og_p, y_p, start, count, channels, c, row, kernel, scale, f1r, f1i, f2r, f2i, twiddle,
+              o12, BLOCKS: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
+              UNROLL: tl.constexpr):
     """Rows start, ..., start + count - 1 of the batch in channel c. Returns a sum that is finite when every y is."""
     N: tl.constexpr = f1r.shape[0] * f2r.shape[0]
     total = tl.zeros([f1r.shape[0] // 2, 4], tl.float32)
@@ -324,9 +330,7 @@ def sequences(again, x_p, ig_p, og_p, y_p, start, count, channels, c, row, kerne
                 total += finish(sums[0], og_p + base, y_p + base, at, row, scale, again, f1r, f1i, f2r, f2i, twiddle,
                                 PACKED, FULL)
     else:           # a tile an iteration
-        ahead = ()
-        for d in tl.static_range(1, BLOCKS):
-            ahead = ahead + (zeros(o12, PACKED),)
+        ahead = zeros(o12, BLOCKS - 1, PACKED)
         for i in tl.range(0, count * BLOCKS, num_stages=STAGES):
             base = ((start + i // BLOCKS).to(tl.int64) * channels + c) * row
             j = i % BLOCKS
@@ -386,9 +390,7 @@ def right_angle_kernel(
             k = fetch(taps, d * N + o12, row, FULL) * power_of_two(254 - height)
             energy += tl.sum(tl.sum(k * k, 1), 0)
         level = tl.minimum(height + tl.maximum(biased_exponent(tl.sqrt(energy * (1.0 / N))), 119) - 128, 252)
-        kernel = ()
-        for d in tl.static_range(BLOCKS):
-            kernel = kernel + (zeros(o12, PACKED),)
+        kernel = zeros(o12, BLOCKS, PACKED)
         before_r = tl.zeros([N1, N2], tl.float32)
         before_i = before_r
         for d in tl.range(0, BLOCKS, num_stages=1):
@@ -402,7 +404,8 @@ def right_angle_kernel(
         # The second time for the values that were not finite, if there are any: see the module's text.
         for attempt in tl.range(0, 2, num_stages=1):
             seen = sequences(attempt > 0, x_p, ig_p, og_p, y_p, start, count, channels, c, row, kernel,
-                             tl.minimum(scale, 3e38), f1r, f1i, f2r, f2i, twiddle, o12, BLOCKS, FULL, STAGES, PACKED, UNROLL)
+                             tl.minimum(scale, 3e38), f1r, f1i, f2r, f2i, twiddle, o12, BLOCKS, FULL, STAGES, PACKED,
+                             UNROLL)
             count *= largest(tl.where(seen - seen == 0.0, 0, 1))
             kernel = rescale(kernel, LOWER, o12, BLOCKS, PACKED)
             scale *= 1.0 / LOWER
@@ -420,10 +423,11 @@ def constants(plan: Row | Plan, full: bool, align: int) -> dict[str, int | float
 
     Args:
         full: the length is blocks*n1*n2, so nothing is masked.
-        align: a power of two that divides the length: 8 and above make loads of 16 bytes, 2 and above asynchronous ones.
+        align: a power of two that divides the length: 8 or more make loads of 16 bytes, 2 or more asynchronous ones.
     """
     return {"N1": plan.n1, "N2": plan.n2, "BLOCKS": plan.blocks, "FULL": full, "ALIGN": align, "STAGES": plan.stages,
-            "PACKED": getattr(plan, "packed", True), "UNROLL": plan.unroll, "LOWER": lower(plan.n1 * plan.n2, plan.blocks)}
+            "PACKED": getattr(plan, "packed", True), "UNROLL": plan.unroll,
+            "LOWER": lower(plan.n1 * plan.n2, plan.blocks)}
 
 
 def run(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor, plan: Plan,
