@@ -1,4 +1,4 @@
-"""From four tensors on a GPU to one launch: everything that a problem fixes is bound once, each call fills in pointers."""
+"""From four tensors on a GPU to one launch: what a problem fixes is bound once, each call fills in pointers."""
 import ctypes
 import functools
 import logging
@@ -68,8 +68,7 @@ class Jitted:
 
 
 class Bound:
-    """What the two kernels' launchers share: the device, the guard, and the way out for pointers the entry was not built
-    for."""
+    """What the two kernels' launchers share: the device, its guard, and the way out for pointers of another alignment."""
 
     ALIGNMENT = 16      # bytes
 
@@ -109,7 +108,7 @@ class Portable(Bound):
         compiled = portable.right_angle_kernel.warmup(
             sample, sample, sample, kernel, sample, *self.constants, *sizes, grid=(plan.programs,),
             **portable.constants(plan, problem.length == plan.blocks * plan.n1 * plan.n2, align),
-            num_warps=plan.warps, maxnreg=plan.maxnreg)
+            num_warps=plan.warps, maxnreg=plan.registers)
         pointers = [ctypes.c_void_p() for _ in range(5)]
         self.entry = Entry(compiled, plan.programs, [
             *pointers, *(ctypes.c_void_p(matrix.data_ptr()) for matrix in self.constants),
@@ -134,16 +133,16 @@ class Hopper(Bound):
         super().__init__(problem)
         n1, n2, tiles = plan.n1, plan.n2, plan.tiles
         size, batch, channels = n1 * n2, problem.batch, problem.channels
-        stride = channels * problem.length if plan.blocks * plan.kernels == 1 else size
-        steps = -(-batch // tiles) if plan.blocks * plan.kernels == 1 else batch
-        total = -(-channels // plan.kernels) * steps
+        stride = size if plan.blocks > 1 else channels * problem.length
+        steps = -(-batch * plan.blocks // tiles)
+        total = channels * steps
         self.constants = hopper.constants(n1, n2, problem.device)
         self.axes = (n2, 2 ** 31 - 1, tiles), (2 * n2, 2 * stride), (n2, n1, tiles)
         self.bases: tuple[int, ...] = (0, 0, 0, 0)
         numbers = batch, channels, stride, steps, total // plan.programs, total % plan.programs
         gain = dft.gain(n1, n2)
         compiled = hopper.compiled(plan, problem.device, self.constants, numbers, gain)
-        fillers = [ctypes.c_int32(), ctypes.c_int32(), ctypes.c_int32(), ctypes.c_int64(), ctypes.c_int64(), ctypes.c_int64()]
+        fillers = [*(ctypes.c_int32() for _ in range(3)), *(ctypes.c_int64() for _ in range(3))]    # sizes, strides
         maps = [argument for _ in range(4) for argument in (tensor_map(0, *self.axes), *fillers)]
         self.maps, self.rows = range(0, len(maps), len(maps) // 4), len(maps)
         self.entry = Entry(compiled, plan.programs, [
