@@ -18,9 +18,11 @@ SHAPES = ((2, 1, 1), (4, 3, 5), (6, 2, 70))     # batch, channels, length
 def poisoned(monkeypatch):
     """torch.empty and empty_like give NaN, so that an element a kernel does not write cannot pass."""
     for name in ("empty", "empty_like"):
-        native = getattr(torch, name)
-        monkeypatch.setattr(torch, name, lambda *args, native=native, **options: native(*args, **options).fill_(
-            float("nan")))
+        def empty(*args, native=getattr(torch, name), **options):
+            tensor = native(*args, **options)
+            return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+        monkeypatch.setattr(torch, name, empty)
 
 
 @pytest.mark.parametrize("channel_major", [False, True])

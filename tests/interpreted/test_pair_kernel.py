@@ -20,8 +20,13 @@ DTYPES = {torch.float32: 1e-6, torch.float16: 1e-3}
 @pytest.fixture
 def poisoned(monkeypatch):
     """torch.empty gives NaN, so that an element the kernel does not write cannot pass."""
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", lambda *args, **options: empty(*args, **options).fill_(float("nan")))
+    native = torch.empty
+
+    def empty(*args, **options):
+        tensor = native(*args, **options)
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(torch, "empty", empty)
 
 
 def spectra(batch, channels, length, dtype):
