@@ -15,6 +15,8 @@ COMMANDS = {
     "ladder": "Every published step beside eager, and beside its published figure.",
     "inspect": "What Inductor made of a graph: kernels, fusions, bytes against the floor.",
     "resources": "Registers, spills and shared memory of every plan on every card, compiled without one.",
+    "explain": "The plan for a problem: bytes, FLOP, expected time, and why.",
+    "roofline": "Each path's share of the time that its bytes alone would take.",
     "table": "Reports of the judge as Markdown tables, printed or put into a file.",
 }
 
