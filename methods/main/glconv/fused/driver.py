@@ -1,7 +1,7 @@
 """The few calls of the CUDA driver that a launch without waste needs, through ctypes.
 
-A jitted Triton launch binds and specialises its arguments anew at every call: 35 us on the host where the kernel runs 19.
-`Entry` binds them once and afterwards changes only the pointers.
+A jitted Triton launch binds and specialises its arguments anew at every call: 35 us on the host where the kernel runs
+19. `Entry` binds them once and afterwards changes only the pointers.
 """
 import ctypes
 import functools
@@ -88,10 +88,11 @@ class Entry:
 
     def launch(self, stream: int) -> None:
         """On a stream of the current device. The caller holds `lock`."""
-        code = self.start(self.function, self.grid, 1, 1, self.threads, 1, 1, self.shared, stream, self.addresses, None)
+        where = self.function, self.grid, 1, 1, self.threads, 1, 1, self.shared, stream, self.addresses, None
+        code = self.start(*where)
         if code == INVALID_CONTEXT:     # a thread that has not used the GPU yet
             import torch
 
             torch.cuda.set_device(torch.cuda.current_device())
-            code = self.start(self.function, self.grid, 1, 1, self.threads, 1, 1, self.shared, stream, self.addresses, None)
+            code = self.start(*where)
         succeed(code, "a kernel launch")

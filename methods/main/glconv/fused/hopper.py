@@ -14,12 +14,13 @@ and out = y * scale * out_gate in FP32, rounded to FP16 once. What differs is th
 - The three complex stages accumulate in FP16 in the tensor cores, what the packed products that follow would round to
   anyway: relative L2 7.1e-4 (6.4e-4 with FP32), 13 % fewer instructions, 5 % less time. The last sums are FP32.
 
-Range. The transforms are unitary, so every intermediate of u is at most ||u|| <= sqrt(N) max |u|: 46341 for |u| <= 1024,
-N = 2048, whatever the pattern. P and what follows are bounded so only if |K'| is; but a spectrum scaled to a peak of 1
-leaves too little of small signals (u of 1e-4: 3e-3). So K' has a root mean square of 3, and an overflow, possible for
-large coherent signals only, is seen: infinity and NaN never turn finite again, and a non-finite Z fills its column of y.
-A program that has seen one does its share a second time with sum_d max |K'_d| <= 1, and keeps what was finite. Values are
-chosen element by element, so a row never depends on its neighbours. Beyond the range the result is infinite or NaN.
+Range. The transforms are unitary, so every intermediate of u is at most ||u|| <= sqrt(N) max |u|: 46341 for |u| <= 1024
+and N = 2048, whatever the pattern. P and what follows are bounded so only if |K'| is; but a spectrum scaled to a peak
+of 1 leaves too little of small signals (u of 1e-4: 3e-3). So K' has a root mean square of 3, and an overflow, possible
+for large coherent signals only, is seen: infinity and NaN never turn finite again, and a non-finite Z fills its column
+of y. A program that has seen one does its share a second time with sum_d max |K'_d| <= 1, and keeps what was finite.
+Values are chosen element by element, so a row never depends on its neighbours. Beyond the range the result is infinite
+or NaN.
 
 What was tried, predicted and measured stands in hopper.md beside this file.
 """
@@ -29,8 +30,13 @@ from typing import Any
 import torch
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (fence_async_shared, mbarrier, tma, warpgroup_mma,
-                                                              warpgroup_mma_wait)
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
 
 from .. import dft
@@ -109,7 +115,7 @@ def half_product_add(r, i, c, d, pr, pi):
 
 @gluon.jit
 def first_row(channel, step, B, C, N1: gl.constexpr, TILES: gl.constexpr, BLOCKS: gl.constexpr):
-    """Row of a step's first tile. An odd batch ends with a pair that overlaps the one before: same inputs, same values."""
+    """Row of a step's first tile. An odd batch ends with a pair that overlaps the one before, with the same values."""
     if BLOCKS == 1:
         return (gl.minimum(step * TILES, B - TILES) * C + channel) * N1
     else:
@@ -279,8 +285,9 @@ def keep_finite(y_s, y_ptr, stride, layout: gl.constexpr, N1: gl.constexpr, N2: 
 @gluon.jit
 def finish_stores():
     """Waits until this thread's bulk stores are in memory, not only read out of shared memory."""
-    gl.inline_asm_elementwise("cp.async.bulk.wait_group 0; mov.u32 $0, 0;", "=r,r", [gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))],
-                              dtype=gl.int32, is_pure=False, pack=1)
+    threads = gl.arange(0, 128, gl.BlockedLayout([1], [32], [4], [0]))
+    gl.inline_asm_elementwise("cp.async.bulk.wait_group 0; mov.u32 $0, 0;", "=r,r", [threads], dtype=gl.int32,
+                              is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -365,8 +372,10 @@ def right_angle_kernel(
     qa = gl.arange(0, N1, gl.SliceLayout(0, constant))
     rb = gl.arange(0, 2 * N2, gl.SliceLayout(1, constant))
     qb = gl.arange(0, 2 * N2, gl.SliceLayout(0, constant))
-    f1_all = gl.allocate_shared_memory(gl.float16, [1, 2 * N1, N1], gl.NVMMASharedLayout.get_default_for([2 * N1, N1], gl.float16))
-    f2_all = gl.allocate_shared_memory(gl.float16, [1, 2 * N2, 2 * N2], gl.NVMMASharedLayout.get_default_for([2 * N2, 2 * N2], gl.float16))
+    f1_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([2 * N1, N1], gl.float16)
+    f2_layout: gl.constexpr = gl.NVMMASharedLayout.get_default_for([2 * N2, 2 * N2], gl.float16)
+    f1_all = gl.allocate_shared_memory(gl.float16, [1, 2 * N1, N1], f1_layout)
+    f2_all = gl.allocate_shared_memory(gl.float16, [1, 2 * N2, 2 * N2], f2_layout)
     f1_value = gl.load(f1_ptr + ra[:, None] * N1 + qa[None, :])
     f2_value = gl.load(f2_ptr + rb[:, None] * (2 * N2) + qb[None, :])
     tr = gl.load(tr_ptr + os)
@@ -392,18 +401,19 @@ def right_angle_kernel(
         mbarrier.expect(x_bar, BYTES, pred=count > 1)
         mbarrier.expect(in_bar, BYTES, pred=count > 1)
         barrier()
-        last_row = row * 0  # its own value: the frontend takes two names of one value for one loop-carried variable
+        last_row = row * 0  # its own value: two names of one are not both carried around a loop
         channel2, step2 = advance(channel1, step1, steps)
         i = 0
         while i < count:
-            spectrum, scale = kernel_spectrum(k, f1_all.index(i >> 30), f2_all.index(i >> 30), zi_all.index(i >> 30), low,
-                                              tr, ti, gain, careful, mma_tile, dot_a, N1, N2, TILES, BLOCKS)
+            # i >> 30: an index the compiler cannot know to be zero. It would otherwise keep every operand's 64-bit
+            # shared-memory descriptor in registers over the loop (226 registers instead of 176).
+            spectrum, scale = kernel_spectrum(
+                k, f1_all.index(i >> 30), f2_all.index(i >> 30), zi_all.index(i >> 30), low, tr, ti, gain, careful,
+                mma_tile, dot_a, N1, N2, TILES, BLOCKS)
             n = gl.minimum(count - i, steps - step)
             if n < count - i:
                 prefetch(k_ptr + (channel + 1).to(gl.int64) * (BLOCKS * N), BLOCKS * N)
             for _ in range(0, n):
-                # An index the compiler cannot know to be zero: it would otherwise keep every operand's 64-bit shared-memory
-                # descriptor in registers over the loop (226 registers instead of 176).
                 f1 = f1_all.index(i >> 30)
                 f2 = f2_all.index(i >> 30)
                 u_s = u_all.index(i >> 30)
@@ -426,15 +436,14 @@ def right_angle_kernel(
                     a = a + (warpgroup_mma(operand(wr, wi, dot_a), f2, zero_seq, use_acc=False, is_async=True), )
                 tma.store_wait(0)
                 barrier()
+                before = ()
                 v = ()
                 for j in gl.static_range(TILES):
                     ar, ai = split_columns(warpgroup_mma_wait(TILES - 1, [a[j]]))
                     pr, pi = half_product(ar, ai, spectrum[0], spectrum[1])
-                    if BLOCKS == 2:
-                        if j == 1:
-                            pr, pi = half_product_add(before_r, before_i, spectrum[2], spectrum[3], pr, pi)
-                        before_r = ar
-                        before_i = ai
+                    if BLOCKS == 2 and j == 1:
+                        pr, pi = half_product_add(before[0], before[1], spectrum[2], spectrum[3], pr, pi)
+                    before = (ar, ai)
                     v = v + (warpgroup_mma(operand(pr, pi, dot_a), f2t, zero_seq, use_acc=False, is_async=True), )
                 more2 = i + 2 < count
                 zr = ()
@@ -482,7 +491,7 @@ def right_angle_kernel(
         attempts -= 1
         bad = gl.max(gl.max((flag != flag).to(gl.int32), 1), 0)
         if (bad > 0) & (not careful):
-            # Something was not finite: once more with the spectrum's peak at 1, keeping what was finite.
+            # Something was not finite: once more with a spectrum of at most 1, keeping what was finite.
             finish_stores()
             attempts = 1
             careful = True
@@ -500,7 +509,7 @@ def right_angle_kernel(
 
 @functools.lru_cache(maxsize=64)
 def constants(n1: int, n2: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """F1 with its real rows over its imaginary ones [2*n1, n1], F2 as a real matrix of complex columns [2*n2, 2*n2], and
+    """F1 with its real rows over its imaginary ones [2*n1, n1], F2 as a real matrix of complex columns [2*n2, 2*n2] and
     the twiddles' two parts [n1, n2], FP16."""
     f1r, f1i, f2r, f2i, tr, ti = dft.factors(n1, n2, device)
     f2 = torch.cat([torch.cat([f2r, f2i], 1), torch.cat([-f2i, f2r], 1)])

@@ -68,7 +68,7 @@ class Jitted:
 
 
 class Bound:
-    """What the two kernels' launchers share: the device, its guard, and the way out for pointers of another alignment."""
+    """What the two kernels' launchers share: the device, its guard, the way out for pointers of another alignment."""
 
     ALIGNMENT = 16      # bytes
 
