@@ -17,12 +17,15 @@ SHAPES = ((2, 1, 1), (4, 3, 5), (6, 2, 70))     # batch, channels, length
 @pytest.fixture
 def poisoned(monkeypatch):
     """torch.empty and empty_like give NaN, so that an element a kernel does not write cannot pass."""
-    for name in ("empty", "empty_like"):
-        def empty(*args, native=getattr(torch, name), **options):
+    def poisoning(native):
+        def empty(*args, **options):
             tensor = native(*args, **options)
             return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
 
-        monkeypatch.setattr(torch, name, empty)
+        return empty
+
+    for name in ("empty", "empty_like"):
+        monkeypatch.setattr(torch, name, poisoning(getattr(torch, name)))
 
 
 @pytest.mark.parametrize("channel_major", [False, True])
