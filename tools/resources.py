@@ -127,7 +127,28 @@ def measure(row: Row, device: Device, full: bool, align: int = 16) -> Resources:
                      code.counts, problems)
 
 
-COMPILERS = {"portable": compile_portable}
+def compile_hopper(row: Row | Plan, capability: int, full: bool = True, align: int = 16) -> Any:
+    """The Hopper kernel as the launcher would have it compiled. It takes full lengths only."""
+    from glconv.fused import hopper
+    from triton.experimental.gluon._runtime import GluonASTSource
+    from triton.experimental.gluon.language import NVMMASharedLayout, float16
+
+    constants = {"N1": row.n1, "N2": row.n2, "TILES": row.tiles, "BLOCKS": row.blocks}
+    shape = [row.tiles, row.n1, row.n2]
+    box = f"tensordesc<fp16{shape},{NVMMASharedLayout.get_default_for(shape, float16)!r}>"
+    names = hopper.right_angle_kernel.arg_names
+    pointers = {name: "*fp32" if name == "k_ptr" else "*fp16" for name in names if name.endswith("_ptr")}
+    boxes = {name: box for name in names if name.endswith("_desc")}
+    signature = {name: "constexpr" if name in constants else {**pointers, **boxes, "gain": "fp32"}.get(name, "i32")
+                 for name in names}
+    aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in pointers}
+    values = {(names.index(name),): value for name, value in constants.items()}
+    options = {"num_warps": row.warps, "maxnreg": row.registers}
+    return triton.compile(GluonASTSource(hopper.right_angle_kernel, signature, values, aligned),
+                          target=GPUTarget("cuda", capability, 32), options=options)
+
+
+COMPILERS = {"portable": compile_portable, "hopper": compile_hopper}
 
 
 def parse_capability(text: str) -> Device:
