@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "methods" / "main")]
 
 from glconv import dft, reference  # noqa: E402
-from glconv.plan import CARDS, Plan, Row, choose_programs, device_of, make_plan  # noqa: E402
+from glconv.plan import CARDS, PROLOGUE, Plan, Row, choose_programs, device_of, make_plan  # noqa: E402
 
 from tools.resources import BINARIES, MachineCode, compile_portable, machine_code  # noqa: E402
 from tools.timing import time_cuda  # noqa: E402
@@ -107,7 +107,7 @@ def main() -> int:
     kernel, code, shared = build(plan, length)
     measured = Row(plan.path, plan.n1, plan.n2, plan.blocks, plan.warps, code.registers, shared, plan.reason)
     slots = measured.resident(here) * here.multiprocessors
-    programs = options.programs or choose_programs(batch, channels, slots)
+    programs = options.programs or choose_programs(batch, channels, slots, PROLOGUE["portable"])
     two_fit = measured.resident(card) >= 2
 
     torch.manual_seed(0)

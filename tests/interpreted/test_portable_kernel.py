@@ -160,7 +160,7 @@ def test_largest_inputs(kind, pattern, matched):
     x = (1024 * signal).half().to(DEVICE).expand(2, 1, 1, length).contiguous()
     k = (signal.flip(0) if matched else signal).float().to(DEVICE)[None, None] / length
     gates = ones(*x.shape)
-    assert worst(convolve(x, gates, gates, k, plan_of(kind)), x, gates, gates, k) <= 1e-3
+    assert worst(convolve(x, gates, gates, k, plan_of(kind)), x, gates, gates, k) <= 2e-3
 
 
 @pytest.mark.parametrize("kind", (ONE, LOOPED, UNROLLED))
@@ -188,7 +188,7 @@ def test_too_large_is_right_or_not_finite(kind):
         x = ones(1, 1, 1, length, value=value)
         k = torch.full((1, 1, length), 1 / length, device=DEVICE)
         y, exact = convolve(x, gates, small, k, plan_of(kind)), reference.oracle(x, gates, small, k)
-        right = (y.double() - exact).abs() <= 1e-3 * exact.abs().max()
+        right = (y.double() - exact).abs() <= 3e-3 * exact.abs().max()
         assert (right | ~y.isfinite()).all()
 
 

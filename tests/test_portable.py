@@ -1,0 +1,87 @@
+"""The portable kernel through Triton's interpreter, which must be chosen before Triton is imported: in a process of its
+own. And its arithmetic as the GPU does it, emulated: packed half-precision products, FP32 sums."""
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from glconv import dft, reference
+from glconv.fused.portable import lower
+
+TESTS = Path(__file__).parent
+
+
+def test_interpreted():
+    environment = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    run = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
+                          str(TESTS / "interpreted" / "test_portable_kernel.py")],
+                         cwd=TESTS.parent, env=environment, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert " passed" in run.stdout
+    assert "skipped" not in run.stdout
+
+
+def half(value):
+    return value.half().double()
+
+
+def emulate(u, k, n1, n2, blocks):
+    """FP64 [rows, length] of the convolution as the GPU rounds it: conversion, one product and one fused product and
+    sum in FP16 for every complex product, sums of dots taken as exact. u, k: FP16 and FP32 of blocks*n1*n2 positions."""
+    def rounded(matrix):
+        return torch.complex(half(matrix.real), half(matrix.imag))
+
+    def product(a, b, add=None):
+        zero = torch.zeros_like(a.real)
+        ar, ai, br, bi = a.real, a.imag, b.real, b.imag
+        pr, pi = (zero, zero) if add is None else (add.real, add.imag)
+        return torch.complex(half(ar * br + half(pr - ai * bi)), half(ar * bi + half(pi + ai * br)))
+
+    f1, f2, t = (rounded(matrix) for matrix in (dft.row_factor(n1), dft.column_factor(n2), dft.twiddle(n1, n2)))
+    tiles = (-1, blocks, n1, n2)
+    # The kernel: a power of two, an exact transform but for W, then FP16.
+    level = 2.0 ** (torch.floor(torch.log2(k.double().square().sum(-1, keepdim=True).div(n1 * n2).sqrt())) - 1)
+    spectra = rounded((f1 @ (k.double() / level).reshape(tiles).to(f1)) * t) @ f2
+    spectra[:, 1:] -= 1j * spectra[:, :-1].clone()
+    spectra = rounded(spectra)
+    u = rounded(product(rounded(f1 @ u.double().reshape(tiles).to(f1)), t) @ f2)
+    out, ahead = [], [None] * blocks
+    for j in range(blocks):
+        sums = [product(u[:, j], spectra[:, d], ahead[d]) for d in range(blocks - j)]
+        ahead = sums[1:]
+        z = product(rounded(sums[0] @ f2.conj()), t.conj())
+        out.append((f1.conj() @ z).real)
+    return torch.stack(out, 1).reshape(len(u), -1) * level * dft.gain(n1, n2)
+
+
+@pytest.mark.parametrize(("n1", "n2", "blocks", "bound"), [
+    (64, 32, 1, 8e-4), (64, 16, 2, 9e-4), (64, 32, 2, 9e-4), (64, 16, 8, 9e-4), (128, 16, 8, 9e-4), (32, 32, 1, 9e-4),
+    (32, 16, 1, 9e-4), (16, 16, 1, 9e-4)])
+@pytest.mark.parametrize("scale", (1.0, 1e-4))
+def test_accuracy_of_packed_arithmetic(n1, n2, blocks, bound, scale):
+    """Every tile of the tables at its whole length, ordinary inputs and small ones."""
+    torch.manual_seed(0)
+    length = n1 * n2 * blocks
+    u = (torch.randn(6, length) * scale).half()
+    k = torch.randn(6, length) * torch.exp(-torch.arange(length) * (8 / length))
+    exact = reference.causal_conv(u.double(), k.double())
+    error = ((emulate(u, k, n1, n2, blocks) - exact).norm(dim=-1) / exact.norm(dim=-1)).max()
+    assert error <= (bound if scale == 1 else 2e-3)
+
+
+@pytest.mark.parametrize(("n1", "n2", "blocks"), [(64, 32, 1), (64, 16, 8), (128, 16, 8)])
+def test_second_pass_bounds_any_kernel(n1, n2, blocks):
+    """The kernels that come closest to the bound: all energy in one bin, of one tile or of all."""
+    size = n1 * n2
+    for length in (size, size * blocks):
+        k = torch.cos(2 * torch.pi * (torch.arange(size * blocks) + 0.5) * (3 - 0.25) / size).double()
+        k[length:] = 0
+        k /= (k.square().sum() / size).sqrt() / 4      # the largest level the first pass leaves
+        spectra = (dft.row_factor(n1) @ k.reshape(blocks, n1, n2).to(torch.complex128) * dft.twiddle(n1, n2)
+                   ) @ dft.column_factor(n2)
+        spectra[1:] -= 1j * spectra[:-1].clone()
+        largest = spectra.abs().flatten(1).amax(1).sum().item()
+        assert largest * lower(size, blocks) <= 1
+        assert size <= 2048
