@@ -301,13 +301,14 @@ def columns_of_eight(a):
 
 @gluon.jit(do_not_specialize=["x_row", "in_row", "out_row", "y_row", "B", "C", "stride", "steps", "share", "extra"])
 def right_angle_kernel(
-        x_desc, in_desc, out_desc, y_desc, x_row, in_row, out_row, y_row, y_ptr, k_ptr, f1_ptr, f2_ptr, tr_ptr, ti_ptr,
+        window, x_row, in_row, out_row, y_row, y_ptr, k_ptr, f1_ptr, f2_ptr, tr_ptr, ti_ptr,
         B, C, stride, steps, share, extra, gain,
         N1: gl.constexpr, N2: gl.constexpr, TILES: gl.constexpr, BLOCKS: gl.constexpr):
     """One program: a contiguous share of the channel-major list of steps, `share` long, the first `extra` one longer.
 
     A step is TILES tiles: as many sequences of one channel, or (BLOCKS 2) the two blocks of one sequence. `stride`
-    elements lie between the tiles of a step. Row r of a tensor's window is at its descriptor's base + r*N2 elements.
+    elements lie between the tiles of a step. All tensors are seen through one window: x begins in its row x_row, of N2
+    elements, and so on.
     """
     N: gl.constexpr = N1 * N2
     W: gl.constexpr = TILES * N2
@@ -318,7 +319,7 @@ def right_angle_kernel(
     mma_seq: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * N2, 16])
     dot_a: gl.constexpr = gl.DotOperandLayout(0, mma_seq, 2)
     # TILES tiles [N1, N2] one after the other are, in this layout, one matrix [N1, TILES*N2].
-    tile: gl.constexpr = x_desc.layout
+    tile: gl.constexpr = window.layout
     flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=2 * N2, element_bitwidth=16, rank=2)
 
     x_t = gl.allocate_shared_memory(gl.float16, [TILES, N1, N2], tile)
@@ -353,9 +354,9 @@ def right_angle_kernel(
     mbarrier.expect(in_bar, BYTES)
     mbarrier.expect(out_bar, BYTES)
     row = first_row(channel, step, B, C, N1, TILES, BLOCKS)
-    async_load(x_desc, [0, x_row + row, 0], x_bar, x_t)
-    async_load(in_desc, [0, in_row + row, 0], in_bar, in_t)
-    async_load(out_desc, [0, out_row + row, 0], out_bar, out_t)
+    async_load(window, [0, x_row + row, 0], x_bar, x_t)
+    async_load(window, [0, in_row + row, 0], in_bar, in_t)
+    async_load(window, [0, out_row + row, 0], out_bar, out_t)
 
     zero_u = gl.zeros([2 * N1, W], gl.float16, mma_tile)
     zero_y = gl.zeros([N1, W], gl.float32, mma_tile)
@@ -424,10 +425,10 @@ def right_angle_kernel(
                 # The copies of the step before, issued while the tensor cores are busy: 6 % of the time otherwise.
                 more = i + 1 < count
                 if i > 0:
-                    async_store(y_desc, [0, y_row + last_row, 0], reinterpret(zr_s, gl.float16, [TILES, N1, N2], tile))
-                async_load(x_desc, [0, x_row + row1, 0], x_bar, x_t, pred=more)
-                async_load(in_desc, [0, in_row + row1, 0], in_bar, in_t, pred=more)
-                async_load(out_desc, [0, out_row + row, 0], out_bar, out_t, pred=i > 0)
+                    async_store(window, [0, y_row + last_row, 0], reinterpret(zr_s, gl.float16, [TILES, N1, N2], tile))
+                async_load(window, [0, x_row + row1, 0], x_bar, x_t, pred=more)
+                async_load(window, [0, in_row + row1, 0], in_bar, in_t, pred=more)
+                async_load(window, [0, out_row + row, 0], out_bar, out_t, pred=i > 0)
                 parts = columns(warpgroup_mma_wait(0, [acc]), TILES)
                 a = ()
                 for j in gl.static_range(TILES):
@@ -486,7 +487,7 @@ def right_angle_kernel(
             step = 0
             channel = channel + 1
             k = load_kernel(k_ptr, gl.minimum(channel, C - 1), ow, N, BLOCKS)
-        async_store(y_desc, [0, y_row + last_row, 0], reinterpret(zr_all.index(0), gl.float16, [TILES, N1, N2], tile))
+        async_store(window, [0, y_row + last_row, 0], reinterpret(zr_all.index(0), gl.float16, [TILES, N1, N2], tile))
         tma.store_wait(0)
         attempts -= 1
         bad = gl.max(gl.max((flag != flag).to(gl.int32), 1), 0)
@@ -502,9 +503,9 @@ def right_angle_kernel(
             mbarrier.expect(in_bar, BYTES)
             mbarrier.expect(out_bar, BYTES)
             barrier()
-            async_load(x_desc, [0, x_row + row, 0], x_bar, x_t)
-            async_load(in_desc, [0, in_row + row, 0], in_bar, in_t)
-            async_load(out_desc, [0, out_row + row, 0], out_bar, out_t)
+            async_load(window, [0, x_row + row, 0], x_bar, x_t)
+            async_load(window, [0, in_row + row, 0], in_bar, in_t)
+            async_load(window, [0, out_row + row, 0], out_bar, out_t)
 
 
 @functools.lru_cache(maxsize=64)
@@ -537,6 +538,6 @@ def compiled(plan: Plan, device: torch.device, matrices: tuple[torch.Tensor, ...
     layout = gl.NVMMASharedLayout.get_default_for(shape, gl.float16)
     window = TensorDescriptor(Window(), shape, [plan.n1 * plan.n2, plan.n2, 1], shape, layout)
     y, k = (torch.empty(1, dtype=dtype, device=device) for dtype in (torch.float16, torch.float32))
-    return right_angle_kernel.warmup(window, window, window, window, 0, 0, 0, 0, y, k, *matrices, *numbers, gain,
+    return right_angle_kernel.warmup(window, 0, 0, 0, 0, y, k, *matrices, *numbers, gain,
                                      N1=plan.n1, N2=plan.n2, TILES=plan.tiles, BLOCKS=plan.blocks,
                                      grid=(plan.programs,), num_warps=plan.warps, maxnreg=plan.registers)

@@ -25,7 +25,10 @@ if HOPPER_MISSING:
     log.info("%s; the portable kernel serves sm_90", HOPPER_MISSING)
 
 Operator = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
-WINDOW = 36     # log2 of the bytes between the addresses that tensor maps count from
+# All of a call's tensors are reached through one tensor map, whose rows begin at a multiple of 8 GiB: it depends on no
+# tensor, so it is made once, not at every call for each (four of them took 100 us).
+WINDOW = 1 << 33
+WINDOW_ROWS = 2 ** 31 - 1
 
 
 @functools.lru_cache(maxsize=4096)
@@ -86,12 +89,13 @@ class Bound:
             return self.any_alignment(x, in_gate, out_gate, k)
         entry = self.entry
         with entry.lock:
-            self.fill(*pointers)
-            entry.launch(torch._C._cuda_getCurrentRawStream(self.device))
-        return y
+            if self.fill(*pointers):
+                entry.launch(torch._C._cuda_getCurrentRawStream(self.device))
+                return y
+        return self.any_alignment(x, in_gate, out_gate, k)
 
-    def fill(self, x: int, in_gate: int, out_gate: int, y: int, k: int) -> None:
-        """Writes the pointers into the entry's arguments."""
+    def fill(self, x: int, in_gate: int, out_gate: int, y: int, k: int) -> bool:
+        """Writes the pointers into the entry's arguments; False where they lie too far apart for it."""
         raise NotImplementedError
 
 
@@ -114,56 +118,54 @@ class Portable(Bound):
             *pointers, *(ctypes.c_void_p(matrix.data_ptr()) for matrix in self.constants),
             *(ctypes.c_int32(size) for size in sizes[:3]), ctypes.c_float(sizes[3])])
 
-    def fill(self, x: int, in_gate: int, out_gate: int, y: int, k: int) -> None:
+    def fill(self, x: int, in_gate: int, out_gate: int, y: int, k: int) -> bool:
         arguments = self.entry.arguments
         arguments[0].value = x
         arguments[1].value = in_gate
         arguments[2].value = out_gate
         arguments[3].value = k
         arguments[4].value = y
+        return True
 
 
 class Hopper(Bound):
-    """The Gluon kernel. Its tensor maps count from a base shared by all tensors within 64 GiB, so they are made once,
-    not at every call for every tensor (four of them took 100 us)."""
+    """The Gluon kernel through its compiled entry."""
 
     ALIGNMENT = 64      # a row of a tile
 
     def __init__(self, problem: Problem, plan: Plan) -> None:
         super().__init__(problem)
-        n1, n2, tiles = plan.n1, plan.n2, plan.tiles
-        size, batch, channels = n1 * n2, problem.batch, problem.channels
-        stride = size if plan.blocks > 1 else channels * problem.length
+        n1, n2, tiles, batch, channels = plan.n1, plan.n2, plan.tiles, problem.batch, problem.channels
+        stride = n1 * n2 if plan.blocks > 1 else channels * problem.length
         steps = -(-batch * plan.blocks // tiles)
-        total = channels * steps
+        numbers = batch, channels, stride, steps, *divmod(channels * steps, plan.programs)
         self.constants = hopper.constants(n1, n2, problem.device)
-        self.axes = (n2, 2 ** 31 - 1, tiles), (2 * n2, 2 * stride), (n2, n1, tiles)
-        self.bases: tuple[int, ...] = (0, 0, 0, 0)
-        numbers = batch, channels, stride, steps, total // plan.programs, total % plan.programs
+        self.axes = (n2, WINDOW_ROWS, tiles), (2 * n2, 2 * stride), (n2, n1, tiles)
+        self.base, self.row_bytes = 0, 2 * n2
+        self.reach = (WINDOW_ROWS - batch * channels * problem.length // n2) * self.row_bytes
         gain = dft.gain(n1, n2)
         compiled = hopper.compiled(plan, problem.device, self.constants, numbers, gain)
-        fillers = [*(ctypes.c_int32() for _ in range(3)), *(ctypes.c_int64() for _ in range(3))]    # sizes, strides
-        maps = [argument for _ in range(4) for argument in (tensor_map(0, *self.axes), *fillers)]
-        self.maps, self.rows = range(0, len(maps), len(maps) // 4), len(maps)
         self.entry = Entry(compiled, plan.programs, [
-            *maps, *(ctypes.c_int32() for _ in range(4)), ctypes.c_void_p(), ctypes.c_void_p(),
+            tensor_map(0, *self.axes), *(ctypes.c_int32() for _ in range(3)), *(ctypes.c_int64() for _ in range(3)),
+            *(ctypes.c_int32() for _ in range(4)), ctypes.c_void_p(), ctypes.c_void_p(),
             *(ctypes.c_void_p(matrix.data_ptr()) for matrix in self.constants),
             *(ctypes.c_int32(number) for number in numbers), ctypes.c_float(gain)])
-        self.row_bytes = 2 * n2
 
-    def fill(self, x: int, in_gate: int, out_gate: int, y: int, k: int) -> None:
-        bases = x >> WINDOW, in_gate >> WINDOW, out_gate >> WINDOW, y >> WINDOW
-        if bases != self.bases:
-            for index, base in zip(self.maps, bases):
-                self.entry.point(index, tensor_map(base << WINDOW, *self.axes))
-            self.bases = bases
-        arguments, first, row_bytes, within = self.entry.arguments, self.rows, self.row_bytes, (1 << WINDOW) - 1
-        arguments[first].value = (x & within) // row_bytes
-        arguments[first + 1].value = (in_gate & within) // row_bytes
-        arguments[first + 2].value = (out_gate & within) // row_bytes
-        arguments[first + 3].value = (y & within) // row_bytes
-        arguments[first + 4].value = y
-        arguments[first + 5].value = k
+    def fill(self, x: int, in_gate: int, out_gate: int, y: int, k: int) -> bool:
+        base, row_bytes = min(x, in_gate, out_gate, y) & -WINDOW, self.row_bytes
+        if max(x, in_gate, out_gate, y) - base > self.reach:
+            return False
+        if base != self.base:
+            self.entry.point(0, tensor_map(base, *self.axes))
+            self.base = base
+        arguments = self.entry.arguments    # the map, its three sizes and strides, then the rows
+        arguments[7].value = (x - base) // row_bytes
+        arguments[8].value = (in_gate - base) // row_bytes
+        arguments[9].value = (out_gate - base) // row_bytes
+        arguments[10].value = (y - base) // row_bytes
+        arguments[11].value = y
+        arguments[12].value = k
+        return True
 
 
 def launch(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
