@@ -37,7 +37,7 @@ def test_product_is_low_plus_i_high(n1, n2):
     assert (product.imag - linear[length:]).abs().max() < 1e-10
 
 
-@pytest.mark.parametrize("n", (16, 32, 64, 128))
+@pytest.mark.parametrize("n", [16, 32, 64, 128])
 def test_factors_are_symmetric_and_unitary(n):
     for matrix in (dft.row_factor(n), dft.column_factor(n)):
         assert torch.equal(matrix, matrix.T)

@@ -28,8 +28,8 @@ def half(value):
 
 
 def emulate(u, k, n1, n2, blocks):
-    """FP64 [rows, length] of the convolution as the GPU rounds it: conversion, one product and one fused product and
-    sum in FP16 for every complex product, sums of dots taken as exact. u, k: FP16 and FP32 of blocks*n1*n2 positions."""
+    """FP64 [rows, length] of the convolution as the GPU rounds it: conversion, one product, one fused product and
+    sum in FP16 for every complex product, sums of dots as exact. u, k: FP16 and FP32 of blocks*n1*n2 positions."""
     def rounded(matrix):
         return torch.complex(half(matrix.real), half(matrix.imag))
 
@@ -59,7 +59,7 @@ def emulate(u, k, n1, n2, blocks):
 @pytest.mark.parametrize(("n1", "n2", "blocks", "bound"), [
     (64, 32, 1, 8e-4), (64, 16, 2, 9e-4), (64, 32, 2, 9e-4), (64, 16, 8, 9e-4), (128, 16, 8, 9e-4), (32, 32, 1, 9e-4),
     (32, 16, 1, 9e-4), (16, 16, 1, 9e-4)])
-@pytest.mark.parametrize("scale", (1.0, 1e-4))
+@pytest.mark.parametrize("scale", [1.0, 1e-4])
 def test_accuracy_of_packed_arithmetic(n1, n2, blocks, bound, scale):
     """Every tile of the tables at its whole length, ordinary inputs and small ones."""
     torch.manual_seed(0)

@@ -54,7 +54,7 @@ def worst(y, x, in_gate, out_gate, k):
     return reference.row_errors(y, reference.oracle(x, in_gate, out_gate, k)).max().item()
 
 
-@pytest.mark.parametrize("kind", (*KINDS, WIDE))
+@pytest.mark.parametrize("kind", [*KINDS, WIDE])
 @pytest.mark.parametrize(("batch", "streams", "heads", "programs"), [(3, 2, 2, 5), (1, 1, 3, 1), (4, 1, 2, 2)])
 def test_full_length(kind, batch, streams, heads, programs):
     problem = inputs(batch, streams, heads, size(kind))
@@ -62,21 +62,21 @@ def test_full_length(kind, batch, streams, heads, programs):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("short", (1, 2, 8, 100, 255))
+@pytest.mark.parametrize("short", [1, 2, 8, 100, 255])
 def test_masked_length(kind, short):
     """Every alignment of a row: 2 bytes, 4 bytes, 16 bytes."""
     problem = inputs(2, 1, 3, size(kind) - short)
     assert worst(convolve(*problem, plan_of(kind, 3)), *problem) <= 1e-3
 
 
-@pytest.mark.parametrize("length", (1, 2, 3, 7))
+@pytest.mark.parametrize("length", [1, 2, 3, 7])
 def test_tiny_length(length):
     problem = inputs(3, 1, 2, length)
     exact = reference.oracle(*problem)
     assert (convolve(*problem, plan_of(ONE)).double() - exact).abs().max() <= 2e-3 * exact.abs().max()
 
 
-@pytest.mark.parametrize("kind", (ONE, LOOPED, UNROLLED))
+@pytest.mark.parametrize("kind", [ONE, LOOPED, UNROLLED])
 def test_impulses(kind):
     """k = delta at 0 and at L-1: the gated input itself, and its first value alone at the end."""
     length = size(kind)
@@ -91,7 +91,7 @@ def test_impulses(kind):
     assert (y[:, :, 1] - exact[:, :, 1]).abs().max() <= 1e-3 * norm * out_gate.abs().max()
 
 
-@pytest.mark.parametrize("kind", (ONE, LOOPED, UNROLLED))
+@pytest.mark.parametrize("kind", [ONE, LOOPED, UNROLLED])
 def test_causality(kind):
     """What comes after t leaves everything before it as it was: within rounding, and to the bit in earlier tiles."""
     length, t = size(kind), size(kind) - 100
@@ -119,7 +119,7 @@ def test_linear_and_shift():
     assert (moved[..., 5:] - y[..., :-5]).norm() <= 2e-3 * y.norm()
 
 
-@pytest.mark.parametrize("kind", (ONE, LOOPED, UNROLLED))
+@pytest.mark.parametrize("kind", [ONE, LOOPED, UNROLLED])
 def test_rows_do_not_depend_on_the_batch_or_on_the_split(kind):
     """To the bit; nor from call to call."""
     x, in_gate, out_gate, k = inputs(5, 1, 2, size(kind))
@@ -132,8 +132,8 @@ def test_rows_do_not_depend_on_the_batch_or_on_the_split(kind):
         assert torch.equal(whole[row:row + 1], alone)
 
 
-@pytest.mark.parametrize("kind", (ONE, LOOPED, UNROLLED))
-@pytest.mark.parametrize("bad", (float("nan"), float("inf")))
+@pytest.mark.parametrize("kind", [ONE, LOOPED, UNROLLED])
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
 def test_what_is_not_finite_stays_in_its_row(kind, bad):
     x, in_gate, out_gate, k = inputs(3, 1, 2, size(kind))
     clean = convolve(x, in_gate, out_gate, k, plan_of(kind, 1))
@@ -150,9 +150,9 @@ def coherent(length, pattern):
             "chirp": torch.sign(torch.cos(math.pi * n * n / length))}[pattern]
 
 
-@pytest.mark.parametrize("kind", (ONE, LOOPED, UNROLLED, WIDE))
-@pytest.mark.parametrize("pattern", ("constant", "alternating", "chirp"))
-@pytest.mark.parametrize("matched", (False, True))
+@pytest.mark.parametrize("kind", [ONE, LOOPED, UNROLLED, WIDE])
+@pytest.mark.parametrize("pattern", ["constant", "alternating", "chirp"])
+@pytest.mark.parametrize("matched", [False, True])
 def test_largest_inputs(kind, pattern, matched):
     """|u| = 1024 all over with a kernel that gathers all of it, in one bin or at one position: right, and finite."""
     length = size(kind)
@@ -163,7 +163,7 @@ def test_largest_inputs(kind, pattern, matched):
     assert worst(convolve(x, gates, gates, k, plan_of(kind)), x, gates, gates, k) <= 2e-3
 
 
-@pytest.mark.parametrize("kind", (ONE, LOOPED, UNROLLED))
+@pytest.mark.parametrize("kind", [ONE, LOOPED, UNROLLED])
 def test_top_of_the_range(kind):
     """60000 at one position passes an impulse unharmed; the gated result may fit where the convolution does not."""
     length = size(kind)
@@ -180,7 +180,7 @@ def test_top_of_the_range(kind):
     assert worst(convolve(x, gates, small, k, plan_of(kind)), x, gates, small, k) <= 1e-3
 
 
-@pytest.mark.parametrize("kind", (ONE, LOOPED, UNROLLED))
+@pytest.mark.parametrize("kind", [ONE, LOOPED, UNROLLED])
 def test_too_large_is_right_or_not_finite(kind):
     length = size(kind)
     gates, small = ones(1, 1, 1, length), ones(1, 1, 1, length, value=1e-3)
@@ -192,8 +192,8 @@ def test_too_large_is_right_or_not_finite(kind):
         assert (right | ~y.isfinite()).all()
 
 
-@pytest.mark.parametrize("kind", (ONE, LOOPED, UNROLLED, WIDE))
-@pytest.mark.parametrize("shape", ("white", "decaying", "smooth"))
+@pytest.mark.parametrize("kind", [ONE, LOOPED, UNROLLED, WIDE])
+@pytest.mark.parametrize("shape", ["white", "decaying", "smooth"])
 def test_small_signals(kind, shape):
     length = size(kind)
     torch.manual_seed(1)
@@ -207,7 +207,7 @@ def test_small_signals(kind, shape):
     assert error <= 2e-3 * reference.oracle(x, in_gate, out_gate, k).norm()
 
 
-@pytest.mark.parametrize("kind", (ONE, LOOPED, UNROLLED))
+@pytest.mark.parametrize("kind", [ONE, LOOPED, UNROLLED])
 @pytest.mark.parametrize(("scale", "signal"), [(1e4, 1e-3), (1e30, 0.0), (3e38, 0.0), (1e-6, 1e3), (1e-30, 1e3)])
 def test_kernel_scales(kind, scale, signal):
     x, in_gate, out_gate, k = inputs(2, 1, 2, size(kind))
@@ -218,7 +218,7 @@ def test_kernel_scales(kind, scale, signal):
     assert (y.double() - exact).norm() <= 2e-3 * exact.norm() + 1e-7 * math.sqrt(y.numel())
 
 
-@pytest.mark.parametrize("value", (0.0, 1e-40, -1e-45))
+@pytest.mark.parametrize("value", [0.0, 1e-40, -1e-45])
 def test_vanishing_kernels(value):
     x, in_gate, out_gate, k = inputs(2, 1, 2, FULL)
     y = convolve(x, in_gate, out_gate, torch.full_like(k, value), plan_of(ONE))

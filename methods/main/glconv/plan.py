@@ -6,7 +6,7 @@ shared memory in the tables are the largest that Triton 3.6, 3.7 and 3.9 take fo
 """
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -33,6 +33,10 @@ CARDS = {card.capability: card for card in (
     Device("B200", (10, 0), 148, 227 << 10, 228 << 10, threads=2048),
     Device("RTX PRO 6000 Blackwell", (12, 0), 188, 99 << 10, 100 << 10),
 )}
+
+
+# Blocks that a multiprocessor holds at most; 16 where it is not known.
+BLOCKS = {(8, 0): 32, (8, 9): 24, (9, 0): 32, (10, 0): 32, (12, 0): 24}
 
 
 @functools.cache
@@ -72,15 +76,15 @@ class Row:
             return 0
         registers = -(-self.registers // 8) * 8     # given out in eights
         return min(device.registers // (registers * 32 * self.warps), device.shared_total // (self.shared + 1024),
-                   device.threads // (32 * self.warps))
+                   device.threads // (32 * self.warps), BLOCKS.get(device.capability, 16))
 
 
 # The arithmetic of a tile is 8*(n1 + 2*n2) FLOP a position: 64x32 takes 1024, 64x16 and 32x32 take 768, 32x16 512.
 # Triton gives a warp whole rows of a chained product, 16 at a time: a tile takes n1/16 warps, more would repeat work.
 # A tile has at most 2048 positions: 1024 all over has a spectrum of 1024*sqrt(n1*n2) in one bin, FP16 ends at 65504.
 SHORT = (
-    Row("portable", 16, 16, 1, 1, 128, 4096, "one warp a sequence: no waiting at barriers, many sequences in flight"),
-    Row("portable", 32, 16, 1, 1, 168, 9216, "one warp a sequence: no waiting at barriers, many sequences in flight"),
+    Row("portable", 16, 16, 1, 1, 96, 4096, "one warp a sequence: no barrier waits; 16 or more a multiprocessor"),
+    Row("portable", 32, 16, 1, 1, 144, 9216, "one warp a sequence: no barrier waits; 10 or more a multiprocessor"),
     Row("portable", 32, 32, 1, 2, 200, 18432, "two warps a sequence, ten a multiprocessor"),
 )
 MMA_SYNC = (    # sm_80, 86, 89, 120
@@ -90,13 +94,13 @@ MMA_SYNC = (    # sm_80, 86, 89, 120
     Row("portable", 64, 32, 2, 4, 255, 40960, "one tile's loads at a time: 40 KiB, so two blocks a multiprocessor"),
     Row("portable", 64, 16, 6, 4, 255, 27648, "the state of six tiles of 1024 fits the registers"),
     Row("portable", 64, 16, 8, 4, 255, 27648, "eight tiles of 1024 fit the registers, four of 2048 do not"),
-    Row("portable", 128, 16, 6, 8, 255, 87040, "eight warps: eight positions of a tile a thread", stack=40),
-    Row("portable", 128, 16, 8, 8, 255, 87040, "eight warps: eight positions of a tile a thread", stack=40),
+    Row("portable", 128, 16, 6, 8, 255, 87040, "eight warps: eight positions of a tile a thread"),
+    Row("portable", 128, 16, 8, 8, 255, 87040, "eight warps: eight positions of a tile a thread", stack=64),
 )
 WGMMA = (       # sm_90
     *SHORT,
     Row("portable", 64, 32, 1, 4, 168, 40960, "three blocks a multiprocessor", stack=40),
-    Row("portable", 64, 16, 3, 4, 168, 27648, "three blocks a multiprocessor"),
+    Row("portable", 64, 16, 3, 4, 168, 27648, "three blocks a multiprocessor", stack=24),
     Row("portable", 64, 32, 2, 4, 255, 53248, "both tiles written out: fewer instructions than the loop over them",
         unroll=True),
     Row("portable", 64, 16, 6, 4, 255, 27648, "the state of six tiles of 1024 fits the registers"),
@@ -104,7 +108,9 @@ WGMMA = (       # sm_90
     Row("portable", 128, 16, 6, 8, 255, 75776, "eight warps; pipelined loads would spill", stages=1),
     Row("portable", 128, 16, 8, 8, 255, 75776, "eight warps; pipelined loads would spill", stages=1),
 )
-TCGEN05 = MMA_SYNC      # sm_100
+# sm_100: products of four warps and more go through tensor memory, whose address takes 8 bytes of shared memory.
+TCGEN05 = (*SHORT, *(replace(row, shared=row.shared + 8, stack=104 if row.warps == 8 else 0)
+                     for row in MMA_SYNC if row.warps >= 4))
 
 HOPPER = (      # sm_90, measured on an H200
     Row("hopper", 64, 32, 1, 4, 168, 73800, "two sequences a step, three programs a multiprocessor: 85 % of the copy "
@@ -200,10 +206,10 @@ def make_plan(batch: int, channels: int, length: int, device: Device, kernel: st
         # Of the shortest that are long enough, the first in the table.
         row = min(able, key=lambda candidate: candidate.size)
         resident = row.resident(device)
+        steps = -(-batch * row.blocks // row.tiles) if row.path == "hopper" else batch
+        programs = choose_programs(steps, channels, resident * device.multiprocessors, PROLOGUE[row.path])
         return Plan(row.path, row.reason, row.n1, row.n2, row.blocks, row.warps, row.stages, row.unroll, row.registers,
-                    row.shared, resident, choose_programs(-(-batch * row.blocks // row.tiles) if row.path == "hopper" else batch,
-                                                          channels, resident * device.multiprocessors, PROLOGUE[row.path]),
-                    tiles=row.tiles)
+                    row.shared, resident, programs, tiles=row.tiles)
     major, minor = device.capability
     name = "fused kernel" if kernel == "auto" else f"{kernel} kernel"
     if not rows:

@@ -369,6 +369,11 @@ def right_angle_kernel(
         row = N * BLOCKS
     else:
         row = units * ALIGN
+    if BLOCKS > 1:
+        # A number that the compiler cannot know to be BLOCKS: it would unroll the loops over k, and spill.
+        tiles = tl.maximum(BLOCKS, units * ALIGN // N)
+    else:
+        tiles = 1
     total = batch.to(tl.int64) * channels
     begin = tl.program_id(0) * total // tl.num_programs(0)
     end = (tl.program_id(0) + 1) * total // tl.num_programs(0)
@@ -381,19 +386,19 @@ def right_angle_kernel(
         left -= count
         taps = k_p + c.to(tl.int64) * row
         peak = largest(tl.abs(fetch(taps, o12, row, FULL)))
-        for d in tl.range(1, BLOCKS, num_stages=1):     # not unrolled: all of k would then stay in registers
+        for d in tl.range(1, tiles, num_stages=1):
             peak = tl.maximum(peak, largest(tl.abs(fetch(taps, d * N + o12, row, FULL))))
         # Biased exponents 27 to 252 keep the reciprocal a normal number.
         height = tl.minimum(tl.maximum(biased_exponent(peak), 27), 252)
         energy = 0.0
-        for d in tl.range(0, BLOCKS, num_stages=1):
+        for d in tl.range(0, tiles, num_stages=1):
             k = fetch(taps, d * N + o12, row, FULL) * power_of_two(254 - height)
             energy += tl.sum(tl.sum(k * k, 1), 0)
         level = tl.minimum(height + tl.maximum(biased_exponent(tl.sqrt(energy * (1.0 / N))), 119) - 128, 252)
         kernel = zeros(o12, BLOCKS, PACKED)
         before_r = tl.zeros([N1, N2], tl.float32)
         before_i = before_r
-        for d in tl.range(0, BLOCKS, num_stages=1):
+        for d in tl.range(0, tiles, num_stages=1):
             k = fetch(taps, d * N + o12, row, FULL) * power_of_two(254 - level)
             kr, ki = spectrum(k, f1r, f1i, f2r, f2i, twiddle, PACKED)
             kernel = kernel[1:] + (narrow(kr + before_i, ki - before_r, PACKED),)
