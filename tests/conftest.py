@@ -3,7 +3,7 @@ import pytest
 import torch
 from hypothesis import settings
 
-# The same problems every time, so that a failure belongs to the change at hand. `--hypothesis-profile=long` goes looking.
+# The same problems every time, so a failure belongs to the change at hand; `--hypothesis-profile=long` goes looking.
 settings.register_profile("repeatable", derandomize=True, deadline=None, max_examples=100, database=None)
 settings.register_profile("long", deadline=None, max_examples=1000)
 settings.load_profile("repeatable")

@@ -122,11 +122,12 @@ def down(largest: torch.Tensor, limit: float) -> float:
     return 2.0 ** -max(0, math.ceil(math.log2(max(largest.item(), 1e-30) / limit)))
 
 
-# A rounding of the rule "to nearest, 11 bits" is at most HALF_UNIT relative; its root mean square over all mantissas is
-# HALF_UNIT / sqrt(8 ln 2). Below FP16's normal numbers it is at most 2^-25 whatever the value, 2^-25 / sqrt(3) in the mean.
-COLUMNS = 32        # of a tile of a fused kernel, at most
+# A rounding to the nearest of 11 bits is at most HALF_UNIT, relative; its root mean square over all mantissas is
+# HALF_UNIT / sqrt(8 ln 2). Below FP16's normal numbers it is at most 2^-25 whatever the value, 2^-25 / sqrt(3) in the
+# mean.
 HALF_UNIT, SINGLE_UNIT, HALF_FLOOR = 2.0**-11, 2.0**-24, 2.0**-25
 MEAN = 1 / math.sqrt(8 * math.log(2))
+COLUMNS = 32        # of a tile of a fused kernel, at most
 
 
 @dataclass(frozen=True)
@@ -149,8 +150,8 @@ def fused(length: int) -> Arithmetic:
 
 
 def single(length: int) -> Arithmetic:
-    """FP32 transforms: a butterfly has a product and a sum, and there are log2(2L) of them each way. Where L has a large
-    prime factor each is a convolution itself (Bluestein), by two transforms of up to four times the size."""
+    """FP32 transforms: a butterfly has a product and a sum, and there are log2(2L) of them each way. Where L has a
+    large prime factor each is a convolution itself (Bluestein), by two transforms of up to four times the size."""
     rest = length
     for factor in (2, 3, 5, 7):
         while rest % factor == 0:
@@ -186,16 +187,16 @@ def weighted_spectrum(u: torch.Tensor) -> torch.Tensor:
 def limits(tensors: tuple[torch.Tensor, ...], arithmetic: Arithmetic) -> tuple[torch.Tensor, torch.Tensor]:
     """The largest error allowed: (L2 norm of each row, float64 [batch, streams, heads]; of each element, as y).
 
-    With u = x * in_gate, v = the whole linear convolution of u and k (2L - 1 positions) and r the mean relative error of
-    a rounding, each of n roundings adds noise of energy r^2 |v|^2, or r^2 |u|^2 |k|^2 where the kernel's spectrum misses
-    u's. (Sequences of several tiles: 2 |v|^2 over the positions kept, for neighbouring tiles share theirs.) A transform
-    spreads it evenly, and half of it falls on the L positions that are kept. FP16's least number f adds f^2 |k|^2 a
-    position for each of four roundings before and after the product:
+    With u = x * in_gate, v = the whole linear convolution of u and k (2L - 1 positions) and r the mean relative error
+    of a rounding, each of n roundings adds noise of energy r^2 |v|^2, or r^2 |u|^2 |k|^2 where the kernel's spectrum
+    misses u's. (Sequences of several tiles: 2 |v|^2 over the positions kept, for neighbouring tiles share theirs.) A
+    transform spreads it evenly, and half of it falls on the L positions that are kept. FP16's least number f adds
+    f^2 |k|^2 a position for each of four roundings before and after the product:
 
         noise energy a position = n r^2 max(|v|, |u| |k|)^2 / 2L + 4 f^2 |k|^2
 
-    A result in a few positions has the noise of the last stage in their columns of the tile alone, as much in all. It passes
-    through the output gate, and y is rounded to FP16 once. The limit is `safety` times that, for a row; an
+    A result in a few positions has the noise of the last stage in their columns of the tile alone, as much in all. It
+    passes through the output gate, and y is rounded to FP16 once. The limit is `safety` times that, for a row; an
     element may lie twelve times further from zero than the mean: six for the furthest of 10^8, and the noise is not
     spread quite evenly. What FP16's least number takes from the spectrum of a few small elements is no noise: it is a
     part of v (`lost`).
@@ -252,8 +253,8 @@ class Finding:
         return not self.text and self.row <= 1 and self.element <= 1
 
     def __str__(self) -> str:
-        return self.text or (f"row {list(self.where)}: {self.row:.2f} of the L2 limit; worst element {self.element:.2f} "
-                             "of its limit")
+        return self.text or (f"row {list(self.where)}: {self.row:.2f} of the L2 limit; worst element "
+                             f"{self.element:.2f} of its limit")
 
 
 def examine(y: torch.Tensor, tensors: tuple[torch.Tensor, ...], arithmetic: Arithmetic) -> Finding:
@@ -269,4 +270,5 @@ def examine(y: torch.Tensor, tensors: tuple[torch.Tensor, ...], arithmetic: Arit
     where = tuple(int(index) for index in worst)
     bad = ~torch.isfinite(y)
     text = f"{int(bad.sum())} elements are not finite, the first at {bad.nonzero()[0].tolist()}" if bad.any() else ""
-    return Finding(ratios.max().item(), (difference.abs() / element).nan_to_num(math.inf, math.inf).max().item(), where, text)
+    furthest = (difference.abs() / element).nan_to_num(math.inf, math.inf).max()
+    return Finding(ratios.max().item(), furthest.item(), where, text)

@@ -1,5 +1,5 @@
-"""The portable kernel through Triton's interpreter, on problems drawn at random. tests/test_fuzz.py starts this file with
-TRITON_INTERPRET=1."""
+"""The portable kernel through Triton's interpreter, on problems drawn at random. tests/test_fuzz.py starts this file
+with TRITON_INTERPRET=1."""
 import dataclasses
 import math
 import os
