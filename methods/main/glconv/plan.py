@@ -83,8 +83,8 @@ class Row:
 # Triton gives a warp whole rows of a chained product, 16 at a time: a tile takes n1/16 warps, more would repeat work.
 # A tile has at most 2048 positions: 1024 all over has a spectrum of 1024*sqrt(n1*n2) in one bin, FP16 ends at 65504.
 SHORT = (
-    Row("portable", 16, 16, 1, 1, 96, 4096, "one warp a sequence: no barrier waits; 16 or more a multiprocessor"),
-    Row("portable", 32, 16, 1, 1, 144, 9216, "one warp a sequence: no barrier waits; 10 or more a multiprocessor"),
+    Row("portable", 16, 16, 1, 1, 128, 4096, "one warp a sequence: no barrier waits; 16 a multiprocessor"),
+    Row("portable", 32, 16, 1, 1, 168, 9216, "one warp a sequence: no barrier waits; 10 or more a multiprocessor"),
     Row("portable", 32, 32, 1, 2, 200, 18432, "two warps a sequence, ten a multiprocessor"),
 )
 MMA_SYNC = (    # sm_80, 86, 89, 120
@@ -100,11 +100,11 @@ MMA_SYNC = (    # sm_80, 86, 89, 120
 WGMMA = (       # sm_90
     *SHORT,
     Row("portable", 64, 32, 1, 4, 168, 40960, "three blocks a multiprocessor", stack=40),
-    Row("portable", 64, 16, 3, 4, 168, 27648, "three blocks a multiprocessor", stack=24),
+    Row("portable", 64, 16, 3, 4, 168, 27648, "three blocks a multiprocessor", stack=40),
     Row("portable", 64, 32, 2, 4, 255, 53248, "both tiles written out: fewer instructions than the loop over them",
-        unroll=True),
+        unroll=True, stack=24),
     Row("portable", 64, 16, 6, 4, 255, 27648, "the state of six tiles of 1024 fits the registers"),
-    Row("portable", 64, 16, 8, 4, 255, 27648, "eight tiles of 1024 fit the registers, four of 2048 do not"),
+    Row("portable", 64, 16, 8, 4, 255, 27648, "eight tiles of 1024 fit the registers, four of 2048 do not", stack=24),
     Row("portable", 128, 16, 6, 8, 255, 75776, "eight warps; pipelined loads would spill", stages=1),
     Row("portable", 128, 16, 8, 8, 255, 75776, "eight warps; pipelined loads would spill", stages=1),
 )
