@@ -12,6 +12,9 @@ import typer
 
 COMMANDS = {
     "judge": "Is a method right, and how much faster than the eager baseline is it?",
+    "sealed": "Two hundred cases of the judged family, from a seed that nobody has seen.",
+    "bench": "The benchmark suite, saved, and held to the stored baseline of this device model.",
+    "doctor": "What is here, which paths can run and why not, and whether each is right.",
     "ladder": "Every published step beside eager, and beside its published figure.",
     "inspect": "What Inductor made of a graph: kernels, fusions, bytes against the floor.",
     "resources": "Registers, spills and shared memory of every plan on every card, compiled without one.",
