@@ -39,7 +39,8 @@ def emulate(u, k, n1, n2, blocks):
         pr, pi = (zero, zero) if add is None else (add.real, add.imag)
         return torch.complex(half(ar * br + half(pr - ai * bi)), half(ar * bi + half(pi + ai * br)))
 
-    f1, f2, t = (rounded(matrix) for matrix in (dft.row_factor(n1), dft.column_factor(n2), dft.twiddle(n1, n2)))
+    parts = [part.double() for part in dft.factors(n1, n2, torch.device("cpu"))]
+    f1, f2, t = (torch.complex(*pair) for pair in zip(parts[::2], parts[1::2]))
     tiles = (-1, blocks, n1, n2)
     # The kernel: a power of two, an exact transform but for W, then FP16.
     level = 2.0 ** (torch.floor(torch.log2(k.double().square().sum(-1, keepdim=True).div(n1 * n2).sqrt())) - 1)

@@ -84,7 +84,7 @@ class Row:
 # A tile has at most 2048 positions: 1024 all over has a spectrum of 1024*sqrt(n1*n2) in one bin, FP16 ends at 65504.
 SHORT = (
     Row("portable", 16, 16, 1, 1, 128, 4096, "one warp a sequence: no barrier waits; 16 a multiprocessor"),
-    Row("portable", 32, 16, 1, 1, 168, 9216, "one warp a sequence: no barrier waits; 10 or more a multiprocessor"),
+    Row("portable", 32, 16, 1, 1, 184, 9216, "one warp a sequence: no barrier waits; 10 or more a multiprocessor"),
     Row("portable", 32, 32, 1, 2, 200, 18432, "two warps a sequence, ten a multiprocessor"),
 )
 MMA_SYNC = (    # sm_80, 86, 89, 120
