@@ -115,7 +115,7 @@ def measure(row: Row, device: Device, full: bool, align: int = 16) -> Resources:
         problems.append(f"{shared} bytes of shared memory, the card gives {device.shared_limit}")
     if code.stack > row.stack:
         problems.append(f"spills {code.stack} bytes a thread, the table allows {row.stack}")
-    if code.loop_spills:
+    if code.loop_spills > row.loop_spills:
         problems.append(f"{code.loop_spills} accesses to spilled values in a loop")
     if resident < row.resident(device):
         problems.append(f"{resident} blocks a multiprocessor, the table says {row.resident(device)}")
