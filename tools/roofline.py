@@ -1,4 +1,5 @@
 """python -m tools roofline: how near each path comes to the time that its bytes alone would take."""
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -10,7 +11,7 @@ from glconv.reference import oracle
 from rich.console import Console
 from rich.progress import track
 from rich.table import Table
-from typer import Option
+from typer import BadParameter, Option
 
 from .report import console, write_json
 from .timing import copy_bandwidth, time_cpu, time_cuda
@@ -47,13 +48,14 @@ def relative_error(y: torch.Tensor, inputs: tuple[torch.Tensor, ...]) -> float:
     return ((y[rows].double() - want).norm() / want.norm()).item()
 
 
-def measure(name: str, channels: int, device: torch.device, bandwidth: float, repeats: int) -> dict[str, Any]:
+def measure(name: str, paths: Sequence[str], channels: int, device: torch.device, bandwidth: float,
+            repeats: int) -> dict[str, Any]:
     """One case on every path that can run it: bytes, floor and, a path, time, share of the floor and error."""
     batch, length = map(int, name.split("x"))
     inputs = draw(batch, channels, length, device)
     eager = load_file("eager_solver", ROOT / "methods" / "eager" / "solver.py").solve
     calls, missing = {"eager": lambda: eager(*inputs)}, {}
-    for path in GPU_PATHS if device.type == "cuda" else CPU_PATHS:
+    for path in paths:
         config = PATHS[path]
         try:
             describe(*inputs, config)
@@ -121,6 +123,8 @@ def plot(report: dict[str, Any], path: Path) -> None:
 def command(
         cases: Annotated[str, Option(help="batch x length, e.g. 1x2048,64x512; by default those of the published "
                                           "range on a GPU, small ones on a CPU")] = "",
+        paths: Annotated[str, Option(help="of spectral, right-angle, portable, hopper; by default those of the "
+                                          "device")] = "",
         channels: Annotated[int, Option(help="streams times heads", min=1)] = 768,
         device: Annotated[str, Option(help="cuda, cpu; by default the GPU where there is one")] = "",
         repeats: Annotated[int, Option(help="timed calls of each path", min=3)] = 30,
@@ -133,12 +137,15 @@ def command(
     """
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     names = cases.split(",") if cases else list(GPU_CASES if where.type == "cuda" else CPU_CASES)
+    chosen = paths.split(",") if paths else list(GPU_PATHS if where.type == "cuda" else CPU_PATHS)
+    if unknown := [path for path in chosen if path not in PATHS]:
+        raise BadParameter(f"unknown path {', '.join(unknown)}; known: {', '.join(PATHS)}")
     bandwidth = copy_bandwidth(where, 1 << 31 if where.type == "cuda" else 1 << 28)
     report: dict[str, Any] = {
         "device": torch.cuda.get_device_name(where) if where.type == "cuda" else "CPU", "channels": channels,
         "copy_bytes_per_s": bandwidth, "torch": torch.__version__, "cases": []}
     for name in track(names, description="measuring", console=Console(stderr=True), transient=True):
-        report["cases"].append(measure(name, channels, where, bandwidth, repeats))
+        report["cases"].append(measure(name, chosen, channels, where, bandwidth, repeats))
     show(report, console())
     if json:
         write_json(report, json)
