@@ -87,6 +87,41 @@ def run_tools(*arguments):
                           text=True, timeout=280)
 
 
+WITHOUT_BARRIER = """
+import sys
+sys.path[:0] = [{root!r}, {package!r}, {gpu!r}]
+import plant
+from glconv.plan import CARDS, table
+from tools import resources
+row = next(row for row in table((8, 6)) if (row.n1, row.n2, row.blocks) == (64, 32, 1))
+
+def count():
+    kernel = resources.compile_portable(row, 86)
+    return len(plant.BARRIER.findall(kernel.asm["ptx"])), resources.machine_code(kernel.asm["cubin"]).instructions
+
+before = count()
+plant.install("barrier:1")
+after = count()
+print(before[0], after[0], before[1] - after[1])
+try:
+    plant.without_barrier("", 0)
+except ValueError as error:
+    print(error)
+""".format(root=str(ROOT), package=str(ROOT / "methods" / "main"), gpu=str(ROOT / "tests" / "gpu"))
+
+
+def test_barrier_is_taken_out():
+    """As tests/gpu/planted.py does it: the assembly text keeps its barriers, the machine code has fewer instructions."""
+    pytest.importorskip("triton")
+    run = subprocess.run([sys.executable, "-c", WITHOUT_BARRIER], capture_output=True, text=True, timeout=200, cwd=ROOT)
+    assert run.returncode == 0, run.stderr
+    counts, refusal = run.stdout.splitlines()
+    before, after, instructions = map(int, counts.split())
+    assert before == after > 10
+    assert instructions >= 1
+    assert refusal == "barrier 0 of 0"
+
+
 def test_misspelt_key(tmp_path):
     """Every command that takes a config refuses it before anything runs."""
     config = tmp_path / "misspelt.yaml"
