@@ -1,4 +1,5 @@
-# make judge | test | bench | bench-compare | lint: each sets up what it needs, then does its job.
+# make judge | sealed | test | bench | bench-compare | bench-store | doctor | lint | types: each sets up what it needs,
+# then does its job.
 #
 #   make judge ARGS='--config configs/max-autotune.yaml'    options for the command itself
 #   make judge PYTHON=python3.12                            another Python for the virtual environment
@@ -19,10 +20,13 @@ READY := $(if $(VENV),$(VENV)/.ready)
 RUN := $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 PIP := $(RUN) -m pip --disable-pip-version-check
 
-.PHONY: judge test bench bench-compare lint setup clean
+.PHONY: judge sealed test bench bench-compare bench-store doctor lint types setup clean
 
 judge: $(READY)
 	$(RUN) -m tools judge $(ARGS)
+
+sealed: $(READY)
+	$(RUN) -m tools sealed $(ARGS)
 
 test: $(READY)
 	$(RUN) -m pytest tests --ignore=tests/bench $(ARGS)
@@ -33,8 +37,17 @@ bench: $(READY)
 bench-compare: $(READY)
 	$(RUN) -m tools bench --compare $(ARGS)
 
+bench-store: $(READY)
+	$(RUN) -m tools bench --store $(ARGS)
+
+doctor: $(READY)
+	$(RUN) -m tools doctor $(ARGS)
+
 lint: $(READY)
 	$(RUN) -m ruff check .
+
+types: $(READY)
+	$(RUN) -m mypy
 
 setup: $(READY)
 

@@ -95,7 +95,7 @@ def describe_device(device: torch.device) -> Data:
     return {"name": properties.name, "capability": f"{properties.major}.{properties.minor}",
             "multiprocessors": properties.multi_processor_count,
             "memory GiB": round(properties.total_memory / 2**30, 1),
-            "shared memory of a block": properties.shared_memory_per_block_optin,
+            "shared memory of a block": properties.shared_memory_per_block_optin,   # type: ignore[attr-defined]
             "shared memory of a multiprocessor": properties.shared_memory_per_multiprocessor}
 
 
@@ -122,12 +122,12 @@ def try_path(path: str, device: torch.device) -> Data:
             return {"status": "not here", "reason": str(error)}
         start = time.perf_counter()
         y = glconv.gated_causal_conv(x, in_gate, out_gate, k, config)
-        error = reference.row_errors(y, reference.oracle(x, in_gate, out_gate, k)).max().item()
+        worst = reference.row_errors(y, reference.oracle(x, in_gate, out_gate, k)).max().item()
         seconds = time.perf_counter() - start
     except Exception as error:
         return {"status": "failed", "reason": summary(error)}
-    status = "right" if y.dtype == torch.float16 and error <= LIMIT else "wrong"
-    return {"status": status, "path": route.path, "reason": route.reason, "error": error, "seconds": round(seconds, 3)}
+    status = "right" if y.dtype == torch.float16 and worst <= LIMIT else "wrong"
+    return {"status": status, "path": route.path, "reason": route.reason, "error": worst, "seconds": round(seconds, 3)}
 
 
 def examine(devices: list[torch.device], attempt: Callable[[str, torch.device], Data] = try_path) -> Data:
