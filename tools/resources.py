@@ -138,8 +138,8 @@ def compile_hopper(row: Row | Plan, capability: int, full: bool = True, align: i
     box = f"tensordesc<fp16{shape},{NVMMASharedLayout.get_default_for(shape, float16)!r}>"
     names = hopper.right_angle_kernel.arg_names
     pointers = {name: "*fp32" if name == "k_ptr" else "*fp16" for name in names if name.endswith("_ptr")}
-    signature = {name: "constexpr" if name in constants else {**pointers, "window": box, "gain": "fp32"}.get(name, "i32")
-                 for name in names}
+    types = {**pointers, "window": box, "gain": "fp32"}
+    signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in pointers}
     values = {(names.index(name),): value for name, value in constants.items()}
     options = {"num_warps": row.warps, "maxnreg": row.registers}

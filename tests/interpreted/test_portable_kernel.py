@@ -17,15 +17,17 @@ pytestmark = [pytest.mark.skipif(not INTERPRETED and not torch.cuda.is_available
               # What overflows on the way is the subject of some tests.
               pytest.mark.filterwarnings("ignore::RuntimeWarning")]
 
-# n1, n2, blocks, unroll: every kind of plan, short.
-ONE, LOOPED, UNROLLED, WIDE = (16, 16, 1, False), (16, 16, 3, False), (16, 16, 2, True), (64, 32, 1, False)
-KINDS = (ONE, LOOPED, UNROLLED, (32, 16, 2, False))
+# n1, n2, blocks, unrolled or stacked: every kind of plan, short.
+ONE, LOOPED, UNROLLED, WIDE = (16, 16, 1, ""), (16, 16, 3, ""), (16, 16, 2, "unroll"), (64, 32, 1, "")
+STACKED = (64, 16, 2, "stacked")
+KINDS = (ONE, LOOPED, UNROLLED, (32, 16, 2, "stacked"))
 FULL = 256
 
 
 def plan_of(kind, programs=2):
-    n1, n2, blocks, unroll = kind
-    return Plan("portable", "test", n1, n2, blocks, n1 // 16, 2, unroll, 255, 0, 1, programs, packed=not INTERPRETED)
+    n1, n2, blocks, form = kind
+    return Plan("portable", "test", n1, n2, blocks, n1 // 16, 2, form == "unroll", 255, 0, 1, programs,
+                form == "stacked", not INTERPRETED)
 
 
 def size(kind):
@@ -54,7 +56,7 @@ def worst(y, x, in_gate, out_gate, k):
     return reference.row_errors(y, reference.oracle(x, in_gate, out_gate, k)).max().item()
 
 
-@pytest.mark.parametrize("kind", [*KINDS, WIDE])
+@pytest.mark.parametrize("kind", [*KINDS, WIDE, STACKED])
 @pytest.mark.parametrize(("batch", "streams", "heads", "programs"), [(3, 2, 2, 5), (1, 1, 3, 1), (4, 1, 2, 2)])
 def test_full_length(kind, batch, streams, heads, programs):
     problem = inputs(batch, streams, heads, size(kind))
@@ -152,7 +154,7 @@ def coherent(length, pattern):
             "chirp": torch.sign(torch.cos(math.pi * n * n / length))}[pattern]
 
 
-@pytest.mark.parametrize("kind", [ONE, LOOPED, UNROLLED, WIDE])
+@pytest.mark.parametrize("kind", [ONE, LOOPED, UNROLLED, WIDE, STACKED])
 @pytest.mark.parametrize("pattern", ["constant", "alternating", "chirp"])
 @pytest.mark.parametrize("matched", [False, True])
 def test_largest_inputs(kind, pattern, matched):
@@ -194,7 +196,7 @@ def test_too_large_is_right_or_not_finite(kind):
         assert (right | ~y.isfinite()).all()
 
 
-@pytest.mark.parametrize("kind", [ONE, LOOPED, UNROLLED, WIDE])
+@pytest.mark.parametrize("kind", [ONE, LOOPED, UNROLLED, WIDE, STACKED])
 @pytest.mark.parametrize("shape", ["white", "decaying", "smooth"])
 def test_small_signals(kind, shape):
     length = size(kind)
@@ -241,7 +243,7 @@ def test_kernel_keeps_its_precision():
 
 def test_plans_differ_in_rounding_only():
     problem = inputs(2, 1, 1, 512)
-    plans = [plan_of(kind) for kind in ((32, 16, 1, False), (16, 16, 2, False), (16, 16, 2, True))]
+    plans = [plan_of(kind) for kind in ((32, 16, 1, ""), (16, 16, 2, ""), (16, 16, 2, "unroll"))]
     first, looped, unrolled = (convolve(*problem, plan).double() for plan in plans)
     assert torch.equal(looped, unrolled)
     assert (first - looped).norm() <= 2e-3 * first.norm()

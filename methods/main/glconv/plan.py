@@ -64,6 +64,8 @@ class Row:
     unroll: bool = False        # the blocks of a sequence written out one after the other, not looped over
     stack: int = 0              # bytes a thread that may be spilled
     loop_spills: int = 0        # accesses to them inside the loop over sequences, where that measured faster than none
+    stacked: bool = False       # complex products as one product of matrices put together: free with wgmma, where it
+                                # saves waits; with mma.sync it moves data through shared memory
     exact: bool = False         # only for sequences of exactly `size`
     tiles: int = 1              # that one step of the Hopper kernel takes: blocks of a sequence, or as many sequences
 
@@ -84,8 +86,8 @@ class Row:
 # Triton gives a warp whole rows of a chained product, 16 at a time: a tile takes n1/16 warps, more would repeat work.
 # A tile has at most 2048 positions: 1024 all over has a spectrum of 1024*sqrt(n1*n2) in one bin, FP16 ends at 65504.
 SHORT = (
-    Row("portable", 16, 16, 1, 1, 128, 4096, "one warp a sequence: no barrier waits; 16 a multiprocessor"),
-    Row("portable", 32, 16, 1, 1, 184, 9216, "one warp a sequence: no barrier waits; 10 or more a multiprocessor"),
+    Row("portable", 16, 16, 1, 1, 144, 4096, "one warp a sequence: no barrier waits; 14 a multiprocessor"),
+    Row("portable", 32, 16, 1, 1, 208, 9216, "one warp a sequence: no barrier waits; nine a multiprocessor"),
     Row("portable", 32, 32, 1, 2, 200, 18432, "two warps a sequence, ten a multiprocessor"),
 )
 MMA_SYNC = (    # sm_80, 86, 89, 120
@@ -101,30 +103,31 @@ MMA_SYNC = (    # sm_80, 86, 89, 120
 WGMMA = (       # sm_90: measured on an H200 with Triton 3.6, times eager at batch 64 unless said otherwise
     Row("portable", 16, 16, 1, 1, 128, 5632, "16 warps a multiprocessor, three stages: 14.2, two stages 12.0, 19 warps "
         "of 104 registers 11.2", stages=3, stack=32),
-    Row("portable", 32, 16, 1, 1, 168, 11776, "12 warps a multiprocessor, three stages: 15.0, two stages 12.5, 16 warps "
-        "of 128 registers 10.5", stages=3, stack=64),
+    Row("portable", 32, 16, 1, 1, 168, 11776, "12 warps a multiprocessor, three stages: 15.0, two stages 12.5, 16 "
+        "warps of 128 registers 10.5", stages=3, stack=64),
     Row("portable", 32, 32, 1, 2, 160, 24576, "six blocks a multiprocessor, three stages: 12.8, two stages 11.4, eight "
         "blocks of 128 registers 11.3", stages=3, stack=64),
-    Row("portable", 64, 32, 1, 4, 128, 53248, "four blocks a multiprocessor, three stages: 12.0, three blocks of 168 "
-        "registers 11.7, two stages 11.2", stages=3, stack=192),
-    Row("portable", 64, 32, 2, 4, 255, 53248, "a tile at a time, three stages: 9.5 at batch 16, both tiles written out "
-        "8.6", stages=3, stack=16),
-    Row("portable", 64, 16, 6, 4, 255, 27648, "the state of six tiles of 1024 fits the registers"),
-    Row("portable", 64, 32, 4, 4, 255, 40960, "four tiles of 2048: 7.3 at batch 8 for all that it spills, eight of 1024 "
-        "5.1", stack=136, loop_spills=3),
-    Row("portable", 128, 16, 6, 8, 255, 75776, "eight warps; pipelined loads would spill", stages=1),
-    Row("portable", 128, 16, 8, 8, 255, 75776, "eight warps, 3.5 at batch 4; pipelined loads would spill", stages=1),
+    Row("portable", 64, 32, 1, 4, 128, 57344, "four blocks a multiprocessor, three stages: 12.0, three blocks of 168 "
+        "registers 11.7, two stages 11.2", stages=3, stack=240, loop_spills=16, stacked=True),
+    Row("portable", 64, 32, 2, 4, 255, 57344, "a tile at a time, three stages: 9.5 at batch 16, both tiles written out "
+        "8.6", stages=3, stack=24, stacked=True),
+    Row("portable", 64, 16, 6, 4, 255, 28672, "the state of six tiles of 1024 fits the registers", stacked=True),
+    Row("portable", 64, 32, 4, 4, 255, 45056, "four tiles of 2048: 7.3 at batch 8 for all that it spills, eight of "
+        "1024 5.1", stack=136, loop_spills=16, stacked=True),
+    Row("portable", 128, 16, 6, 8, 255, 75776, "eight warps; pipelined loads would spill", stages=1, stacked=True),
+    Row("portable", 128, 16, 8, 8, 255, 75776, "eight warps, 3.5 at batch 4; pipelined loads would spill", stages=1,
+        stacked=True),
 )
 # sm_100: products of four warps and more go through tensor memory, whose address takes 8 bytes of shared memory.
 TCGEN05 = (*SHORT, *(replace(row, shared=row.shared + 8, stack=104 if row.warps == 8 else 0)
                      for row in MMA_SYNC if row.warps >= 4))
 
 HOPPER = (      # sm_90, measured on an H200
-    Row("hopper", 64, 32, 1, 4, 168, 73800, "two sequences a step, three programs a multiprocessor; one sequence a step "
-        "and four programs take 6 % longer", exact=True, tiles=2),
+    Row("hopper", 64, 32, 1, 4, 168, 73800, "two sequences a step, three programs a multiprocessor; one sequence a "
+        "step and four programs take 6 % longer", exact=True, tiles=2),
     Row("hopper", 64, 32, 1, 4, 168, 53320, "a batch of one has no second sequence; three programs, 16 us, beat four, "
         "17 us", exact=True),
-    Row("hopper", 64, 32, 2, 4, 168, 73800, "both blocks of a sequence a step: 1.5 times as fast as the portable kernel",
+    Row("hopper", 64, 32, 2, 4, 168, 73800, "both blocks of a sequence a step: 1.5 times as fast as the portable one",
         exact=True, tiles=2, stack=40),
 )
 
@@ -152,6 +155,7 @@ class Plan:
     shared: int = 0             # bytes a block, at most
     resident: int = 0           # blocks a multiprocessor
     programs: int = 0           # the grid; each takes an equal, contiguous share of the channel-major list of sequences
+    stacked: bool = False       # complex products as one product
     packed: bool = True         # pointwise products as inline PTX; the interpreter runs the plain formula
     tiles: int = 1              # of one step of the Hopper kernel
 
@@ -216,7 +220,7 @@ def make_plan(batch: int, channels: int, length: int, device: Device, kernel: st
         steps = -(-batch * row.blocks // row.tiles) if row.path == "hopper" else batch
         programs = choose_programs(steps, channels, resident * device.multiprocessors, PROLOGUE[row.path])
         return Plan(row.path, row.reason, row.n1, row.n2, row.blocks, row.warps, row.stages, row.unroll, row.registers,
-                    row.shared, resident, programs, tiles=row.tiles)
+                    row.shared, resident, programs, row.stacked, tiles=row.tiles)
     major, minor = device.capability
     name = "fused kernel" if kernel == "auto" else f"{kernel} kernel"
     if not rows:

@@ -40,15 +40,16 @@ one row costs its neighbours time only. The scale undoes all powers of two in FP
 out_gate, so the convolution itself may exceed FP16 where the gated result does not. Kernels below 2^-100 and zero
 kernels give zeros without a special case: k is scaled by at most 2^100 * 2^9.
 
-Ordinary inputs come out 6e-4 to 9e-4 from float64 in relative L2: about 3e-4 each from rounding the input product,
-the factors, and K, and the rest from the five roundings of intermediates.
+Ordinary inputs come out 6e-4 to 9e-4 from float64 in relative L2: 2e-4 to 3e-4 each from rounding the input product,
+the factors, and K, and the rest from the roundings of intermediates. Forward sums in FP16 are about 5e-5 of it.
 
 What it takes
 -------------
 8 L (N1 + 2 N2) FLOP a sequence on the tensor cores. Each warp has whole rows of every tile, so the results of the
 first two stages are the operands of the next without leaving the registers. Pointwise products are inline PTX on two
 halves at once; written in Triton they would be converted one by one. PACKED=False is the plain formula beside it, for
-the interpreter, which runs no PTX.
+the interpreter, which runs no PTX. Triton waits for every product: with wgmma a complex product is therefore one of
+stacked matrices (STACKED); for mma.sync, which does not wait, stacking would move data through shared memory.
 """
 import math
 
@@ -59,10 +60,11 @@ import triton.language as tl
 from .. import dft
 from ..plan import Plan, Row
 
-
-# Tiles up to this size make their products with twiddles in FP32: rows of so few positions average out too little of the
-# packed products' rounding, and some would pass 1e-3 (1.1e-3 of white ones, so 9.5e-4).
+# Tiles up to this size make their products with twiddles in FP32: rows of so few positions average out too little of
+# the packed products' rounding, and some would pass 1e-3 (1.1e-3 of white ones, so 9.5e-4).
 PRECISE = tl.constexpr(512)
+# Forward sums of tiles up to this many rows are kept in FP16, which saves their conversion.
+HALF_SUMS = tl.constexpr(64)
 
 
 @triton.jit
@@ -150,16 +152,16 @@ def multiply(a, w, PACKED: tl.constexpr):
 
 
 @triton.jit
-def multiply_conjugate(a, w, PACKED: tl.constexpr):
-    """a conj(w), packed tiles."""
+def conjugate_product(a, w, PACKED: tl.constexpr):
+    """conj(a w), packed tiles."""
     if PACKED:
         return tl.inline_asm_elementwise(
-            """{ .reg .b32 t, s;
-            mul.rn.f16x2 t, $3, $5; fma.rn.f16x2 $0, $2, $4, t;
-            mul.rn.f16x2 s, $2, $5; neg.f16x2 s, s; fma.rn.f16x2 $1, $3, $4, s; }""",
+            """{ .reg .b32 t, s, n;
+            mul.rn.f16x2 t, $3, $5; neg.f16x2 t, t; fma.rn.f16x2 $0, $2, $4, t;
+            mul.rn.f16x2 s, $3, $4; neg.f16x2 s, s; neg.f16x2 n, $2; fma.rn.f16x2 $1, n, $5, s; }""",
             "=&r,=&r,r,r,r,r", [a, w], dtype=tl.int32, is_pure=True, pack=2)
     else:
-        return a[0] * w[0] + a[1] * w[1], a[1] * w[0] - a[0] * w[1]
+        return a[0] * w[0] - a[1] * w[1], -(a[0] * w[1] + a[1] * w[0])
 
 
 @triton.jit
@@ -200,56 +202,68 @@ def rotate(r, i, w, PACKED: tl.constexpr):
 
 
 @triton.jit
-def columns(r, i, f2r, f2i):
-    """(r + ii) F2 of FP16 parts, FP32 sums."""
-    re = tl.dot(r, f2r)
-    re = tl.dot(-i, f2i, re)
-    im = tl.dot(r, f2i)
-    im = tl.dot(i, f2r, im)
-    return re, im
-
-
-@triton.jit
-def forward(u, f1r, f1i, f2r, f2i, twiddle, PACKED: tl.constexpr):
-    """Packed spectrum ((F1 u) T) F2 of a real FP16 tile."""
-    ur = tl.dot(f1r, u)
-    ui = tl.dot(f1i, u)
-    if f1r.shape[0] * f2r.shape[0] <= PRECISE:
-        wr, wi = rotate(ur, ui, twiddle, PACKED)
+def columns(r, i, minus_i, f2, STACKED: tl.constexpr, dtype: tl.constexpr):
+    """(r + ii) F2 of FP16 parts, summed in `dtype`: four products, or one of matrices put together."""
+    if STACKED:
+        rows: tl.constexpr = r.shape[0]
+        length: tl.constexpr = r.shape[1]
+        both = tl.dot(tl.reshape(tl.permute(tl.join(r, i), (0, 2, 1)), (rows, 2 * length)), f2[0], out_dtype=dtype)
+        return tl.split(tl.permute(tl.reshape(both, (rows, 2, length)), (0, 2, 1)))
     else:
-        wr, wi = parts(multiply(narrow(ur, ui, PACKED), twiddle, PACKED), PACKED)
-    ar, ai = columns(wr, wi, f2r, f2i)
-    return narrow(ar, ai, PACKED)
+        re = tl.dot(r, f2[0], out_dtype=dtype)
+        re = tl.dot(minus_i, f2[1], re, out_dtype=dtype)
+        im = tl.dot(r, f2[1], out_dtype=dtype)
+        im = tl.dot(i, f2[0], im, out_dtype=dtype)
+        return re, im
 
 
 @triton.jit
-def inverse(p, f1r, f1i, f2r, f2i, twiddle, PACKED: tl.constexpr):
-    """FP32 Re(conj(F1) ((p conj(F2)) conj(T))) of a packed tile."""
+def forward(u, f1, f2, twiddle, PACKED: tl.constexpr, STACKED: tl.constexpr):
+    """Packed spectrum ((F1 u) T) F2 of a real FP16 tile."""
+    N1: tl.constexpr = u.shape[0]
+    N2: tl.constexpr = u.shape[1]
+    if N1 * N2 <= PRECISE:
+        wr, wi = rotate(tl.dot(f1[0], u), tl.dot(f1[1], u), twiddle, PACKED)
+        ar, ai = columns(wr, wi, -wi, f2, STACKED, tl.float32)
+        return narrow(ar, ai, PACKED)
+    elif N1 > HALF_SUMS:
+        w = multiply(narrow(tl.dot(f1[0], u), tl.dot(f1[1], u), PACKED), twiddle, PACKED)
+        wr, wi = parts(w, PACKED)
+        ar, ai = columns(wr, wi, -wi, f2, STACKED, tl.float32)
+        return narrow(ar, ai, PACKED)
+    else:
+        ur = tl.dot(f1[0], u, out_dtype=tl.float16)
+        ui = tl.dot(f1[1], u, out_dtype=tl.float16)
+        wr, wi = parts(multiply(pack(ur, ui, PACKED), twiddle, PACKED), PACKED)
+        ar, ai = columns(wr, wi, -wi, f2, STACKED, tl.float16)
+        return pack(ar, ai, PACKED)
+
+
+@triton.jit
+def inverse(p, f1, f2, twiddle, PACKED: tl.constexpr, STACKED: tl.constexpr):
+    """FP32 Re(conj(F1) ((p conj(F2)) conj(T))) of a packed tile, through conj(p) F2 = conj(p conj(F2))."""
     pr, pi = parts(p, PACKED)
-    vr = tl.dot(pr, f2r)
-    vr = tl.dot(pi, f2i, vr)
-    vi = tl.dot(-pr, f2i)
-    vi = tl.dot(pi, f2r, vi)
-    if f1r.shape[0] * f2r.shape[0] <= PRECISE:
-        zr, zi = rotate(vr, -vi, twiddle, PACKED)
+    vr, vi = columns(pr, -pi, pi, f2, STACKED, tl.float32)
+    if pr.shape[0] * pr.shape[1] <= PRECISE:
+        zr, zi = rotate(vr, vi, twiddle, PACKED)
         zi = -zi
     else:
-        zr, zi = parts(multiply_conjugate(narrow(vr, vi, PACKED), twiddle, PACKED), PACKED)
-    y = tl.dot(f1r, zr)
-    return tl.dot(f1i, zi, y)
+        zr, zi = parts(conjugate_product(narrow(vr, vi, PACKED), twiddle, PACKED), PACKED)
+    y = tl.dot(f1[0], zr)
+    return tl.dot(f1[1], zi, y)
 
 
 @triton.jit
-def spectrum(k, f1r, f1i, f2r, f2i, twiddle, PACKED: tl.constexpr):
+def spectrum(k, f1, f2, twiddle, PACKED: tl.constexpr, STACKED: tl.constexpr):
     """FP32 spectrum of a tile of k, |k| <= 8, which goes in as two FP16 halves."""
     high = k.to(tl.float16)
     low = (k - high.to(tl.float32)).to(tl.float16)
-    ur = tl.dot(f1r, high)
-    ur = tl.dot(f1r, low, ur)
-    ui = tl.dot(f1i, high)
-    ui = tl.dot(f1i, low, ui)
+    ur = tl.dot(f1[0], high)
+    ur = tl.dot(f1[0], low, ur)
+    ui = tl.dot(f1[1], high)
+    ui = tl.dot(f1[1], low, ui)
     wr, wi = rotate(ur, ui, twiddle, PACKED)
-    return columns(wr, wi, f2r, f2i)
+    return columns(wr, wi, -wi, f2, STACKED, tl.float32)
 
 
 @triton.jit
@@ -309,21 +323,22 @@ def put(pointer, offsets, row, value, again, FULL: tl.constexpr):
 
 
 @triton.jit
-def finish(p, og_p, y_p, at, row, scale, again, f1r, f1i, f2r, f2i, twiddle, PACKED: tl.constexpr, FULL: tl.constexpr):
+def finish(p, og_p, y_p, at, row, scale, again, f1, f2, twiddle, PACKED: tl.constexpr, STACKED: tl.constexpr,
+           FULL: tl.constexpr):
     """From a tile's packed sum of products to its stored output. Returns a sum that is finite when every y is."""
-    y = inverse(p, f1r, f1i, f2r, f2i, twiddle, PACKED)
+    y = inverse(p, f1, f2, twiddle, PACKED, STACKED)
     out_gate = fetch(og_p, at, row, FULL)
     put(y_p, at, row, (y * out_gate.to(tl.float32) * scale).to(tl.float16), again, FULL)
     return sample(y)
 
 
 @triton.jit
-def sequences(again, x_p, ig_p, og_p, y_p, start, count, channels, c, row, kernel, scale, f1r, f1i, f2r, f2i, twiddle,
+def sequences(again, x_p, ig_p, og_p, y_p, start, count, channels, c, row, kernel, scale, f1, f2, twiddle,
               o12, BLOCKS: tl.constexpr, FULL: tl.constexpr, STAGES: tl.constexpr, PACKED: tl.constexpr,
-              UNROLL: tl.constexpr):
+              STACKED: tl.constexpr, UNROLL: tl.constexpr):
     """Rows start, ..., start + count - 1 of the batch in channel c. Returns a sum that is finite when every y is."""
-    N: tl.constexpr = f1r.shape[0] * f2r.shape[0]
-    total = tl.zeros([f1r.shape[0] // 2, 4], tl.float32)
+    N: tl.constexpr = o12.shape[0] * o12.shape[1]
+    total = tl.zeros([o12.shape[0] // 2, 4], tl.float32)
     if UNROLL:      # a sequence an iteration
         for i in tl.range(0, count, num_stages=STAGES):
             base = ((start + i).to(tl.int64) * channels + c) * row
@@ -331,7 +346,7 @@ def sequences(again, x_p, ig_p, og_p, y_p, start, count, channels, c, row, kerne
             for j in tl.static_range(BLOCKS):
                 at = j * N + o12
                 x = fetch(x_p + base, at, row, FULL) * fetch(ig_p + base, at, row, FULL)
-                u = forward(x, f1r, f1i, f2r, f2i, twiddle, PACKED)
+                u = forward(x, f1, f2, twiddle, PACKED, STACKED)
                 sums = ()
                 for d in tl.static_range(BLOCKS - j):
                     if j == 0:
@@ -339,8 +354,8 @@ def sequences(again, x_p, ig_p, og_p, y_p, start, count, channels, c, row, kerne
                     else:
                         sums = sums + (multiply_add(u, kernel[d], ahead[d], PACKED),)
                 ahead = sums[1:]
-                total += finish(sums[0], og_p + base, y_p + base, at, row, scale, again, f1r, f1i, f2r, f2i, twiddle,
-                                PACKED, FULL)
+                total += finish(sums[0], og_p + base, y_p + base, at, row, scale, again, f1, f2, twiddle,
+                                PACKED, STACKED, FULL)
     else:           # a tile an iteration
         ahead = zeros(o12, BLOCKS - 1, PACKED)
         for i in tl.range(0, count * BLOCKS, num_stages=STAGES):
@@ -348,14 +363,14 @@ def sequences(again, x_p, ig_p, og_p, y_p, start, count, channels, c, row, kerne
             j = i % BLOCKS
             at = j * N + o12
             x = fetch(x_p + base, at, row, FULL) * fetch(ig_p + base, at, row, FULL)
-            u = forward(x, f1r, f1i, f2r, f2i, twiddle, PACKED)
+            u = forward(x, f1, f2, twiddle, PACKED, STACKED)
             sums = ()
             for d in tl.static_range(BLOCKS - 1):
                 sums = sums + (multiply_add(u, kernel[d], reset(j == 0, ahead[d], PACKED), PACKED),)
             sums = sums + (multiply(u, kernel[BLOCKS - 1], PACKED),)
             ahead = sums[1:]
-            total += finish(sums[0], og_p + base, y_p + base, at, row, scale, again, f1r, f1i, f2r, f2i, twiddle,
-                            PACKED, FULL)
+            total += finish(sums[0], og_p + base, y_p + base, at, row, scale, again, f1, f2, twiddle,
+                            PACKED, STACKED, FULL)
     return total
 
 
@@ -363,17 +378,27 @@ def sequences(again, x_p, ig_p, og_p, y_p, start, count, channels, c, row, kerne
 def right_angle_kernel(
         x_p, ig_p, og_p, k_p, y_p, f1r_p, f1i_p, f2r_p, f2i_p, tr_p, ti_p, batch, channels, units, gain,
         N1: tl.constexpr, N2: tl.constexpr, BLOCKS: tl.constexpr, FULL: tl.constexpr, ALIGN: tl.constexpr,
-        STAGES: tl.constexpr, PACKED: tl.constexpr, UNROLL: tl.constexpr, LOWER: tl.constexpr):
+        STAGES: tl.constexpr, PACKED: tl.constexpr, STACKED: tl.constexpr, UNROLL: tl.constexpr,
+        LOWER: tl.constexpr):
     """One program: a contiguous share of the channel-major list of sequences. The length is units*ALIGN."""
     i1 = tl.arange(0, N1)
     i2 = tl.arange(0, N2)
     o11 = i1[:, None] * N1 + i1[None, :]
     o22 = i2[:, None] * N2 + i2[None, :]
     o12 = i1[:, None] * N2 + i2[None, :]
-    f1r = tl.load(f1r_p + o11)
-    f1i = tl.load(f1i_p + o11)
-    f2r = tl.load(f2r_p + o22)
-    f2i = tl.load(f2i_p + o22)
+    f1 = (tl.load(f1r_p + o11), tl.load(f1i_p + o11))
+    if STACKED:
+        # [[F2 real, F2 imaginary], [-F2 imaginary, F2 real]]
+        i22 = tl.arange(0, 2 * N2)
+        inner = i22 % N2
+        o44 = inner[:, None] * N2 + inner[None, :]
+        real = tl.load(f2r_p + o44)
+        imaginary = tl.load(f2i_p + o44)
+        below = i22[:, None] >= N2
+        right = i22[None, :] >= N2
+        f2 = (tl.where(below == right, real, tl.where(below, -imaginary, imaginary)),)
+    else:
+        f2 = (tl.load(f2r_p + o22), tl.load(f2i_p + o22))
     twiddle = pack(tl.load(tr_p + o12), tl.load(ti_p + o12), PACKED)
 
     N: tl.constexpr = N1 * N2
@@ -414,7 +439,7 @@ def right_angle_kernel(
         before_i = before_r
         for d in tl.range(0, tiles, num_stages=1):
             k = fetch(taps, d * N + o12, row, FULL) * power_of_two(254 - level)
-            kr, ki = spectrum(k, f1r, f1i, f2r, f2i, twiddle, PACKED)
+            kr, ki = spectrum(k, f1, f2, twiddle, PACKED, STACKED)
             kernel = kernel[1:] + (narrow(kr + before_i, ki - before_r, PACKED),)
             before_r = kr
             before_i = ki
@@ -425,8 +450,8 @@ def right_angle_kernel(
         attempts = 1
         while attempts > 0:
             seen = sequences(again > 0, x_p, ig_p, og_p, y_p, start, count, channels, c, row, kernel,
-                             tl.minimum(scale, 3e38), f1r, f1i, f2r, f2i, twiddle, o12, BLOCKS, FULL, STAGES, PACKED,
-                             UNROLL)
+                             tl.minimum(scale, 3e38), f1, f2, twiddle, o12, BLOCKS, FULL, STAGES, PACKED,
+                             STACKED, UNROLL)
             attempts = largest(tl.where(seen - seen == 0.0, 0, 1)) * (1 - again)
             again = 1
             kernel = rescale(kernel, LOWER, o12, BLOCKS, PACKED)
@@ -447,7 +472,7 @@ def constants(plan: Row | Plan, full: bool, align: int) -> dict[str, int | float
         align: a power of two that divides the length: 8 or more make loads of 16 bytes, 2 or more asynchronous ones.
     """
     return {"N1": plan.n1, "N2": plan.n2, "BLOCKS": plan.blocks, "FULL": full, "ALIGN": align, "STAGES": plan.stages,
-            "PACKED": getattr(plan, "packed", True), "UNROLL": plan.unroll,
+            "PACKED": getattr(plan, "packed", True), "STACKED": plan.stacked, "UNROLL": plan.unroll,
             "LOWER": lower(plan.n1 * plan.n2, plan.blocks)}
 
 
