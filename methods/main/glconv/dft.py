@@ -63,7 +63,7 @@ def rounded(n1: int, n2: int) -> tuple[tuple[torch.Tensor, torch.Tensor], ...]:
 
 @functools.lru_cache(maxsize=64)
 def factors(n1: int, n2: int, device: torch.device) -> tuple[torch.Tensor, ...]:
-    """(F1 real, F1 imaginary, F2 real, F2 imaginary, T real, T imaginary), FP16, for one factorisation on one device."""
+    """(F1 real, F1 imaginary, F2 real, F2 imaginary, T real, T imaginary) in FP16 on one device."""
     return tuple(part.contiguous().to(device) for parts, _ in rounded(n1, n2) for part in parts.unbind(-1))
 
 
@@ -71,10 +71,11 @@ def factors(n1: int, n2: int, device: torch.device) -> tuple[torch.Tensor, ...]:
 def gain(n1: int, n2: int) -> float:
     """What the inverse transform of (unitary spectrum of u) * (unitary spectrum of k) lacks to be the convolution.
 
-    sqrt(N1*N2), corrected for what their scale and the rounding to FP16 do to the mean magnitude of the factors, each of
-    which takes part three times.
+    sqrt(N1*N2), corrected for what their scale and the rounding to FP16 do to the mean magnitude of the factors, each
+    of which takes part three times.
     """
     kept = 1.0
     for parts, matrix in rounded(n1, n2):
-        kept *= ((torch.view_as_complex(parts.double()) * matrix.conj()).real.sum() / matrix.abs().square().sum()).item()
+        product = torch.view_as_complex(parts.double()) * matrix.conj()
+        kept *= (product.real.sum() / matrix.abs().square().sum()).item()
     return math.sqrt(n1 * n2) / kept ** 3
