@@ -102,15 +102,15 @@ MMA_SYNC = (    # sm_80, 86, 89, 120
 )
 WGMMA = (       # sm_90: measured on an H200 with Triton 3.6, times eager at batch 64 unless said otherwise
     Row("portable", 16, 16, 1, 1, 128, 5632, "16 warps a multiprocessor, three stages: 14.2, two stages 12.0, 19 warps "
-        "of 104 registers 11.2", stages=3, stack=32),
+        "of 104 registers 11.2", stages=3, stack=40),
     Row("portable", 32, 16, 1, 1, 168, 11776, "12 warps a multiprocessor, three stages: 15.0, two stages 12.5, 16 "
-        "warps of 128 registers 10.5", stages=3, stack=64),
+        "warps of 128 registers 10.5", stages=3, stack=72),
     Row("portable", 32, 32, 1, 2, 160, 24576, "six blocks a multiprocessor, three stages: 12.8, two stages 11.4, eight "
         "blocks of 128 registers 11.3", stages=3, stack=64),
     Row("portable", 64, 32, 1, 4, 128, 57344, "four blocks a multiprocessor, three stages: 12.0, three blocks of 168 "
         "registers 11.7, two stages 11.2", stages=3, stack=240, loop_spills=16, stacked=True),
     Row("portable", 64, 32, 2, 4, 255, 57344, "a tile at a time, three stages: 9.5 at batch 16, both tiles written out "
-        "8.6", stages=3, stack=24, stacked=True),
+        "8.6", stages=3, stack=40, stacked=True),
     Row("portable", 64, 16, 6, 4, 255, 28672, "the state of six tiles of 1024 fits the registers", stacked=True),
     Row("portable", 64, 32, 4, 4, 255, 45056, "four tiles of 2048: 7.3 at batch 8 for all that it spills, eight of "
         "1024 5.1", stack=136, loop_spills=16, stacked=True),
