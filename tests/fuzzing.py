@@ -143,26 +143,28 @@ class Arithmetic:
 
 
 def fused(length: int) -> Arithmetic:
-    """Matrices in FP16. Rounded: u, F1, F1 u, T, T F1 u, F2, A, K, A K, F2 again, V, V T, F1 again; and the sums over
-    ceil(L / 1024) tiles at most."""
+    """Matrices in FP16. Rounded: u, F1, F1 u, T, T F1 u, F2, A, K, A K, F2 again, V, V T, F1 again, half as much again
+    for each of the three products with a rounded part; and the sums over ceil(L / 1024) tiles at most."""
     tile = min(2048, max(256, 2 ** math.ceil(math.log2(length))))
-    return Arithmetic("fused", HALF_UNIT, 13 + 0.5 * math.ceil(length / 1024), tile, tiled=length > tile)
+    return Arithmetic("fused", HALF_UNIT, 14.5 + 0.5 * math.ceil(length / 1024), tile, tiled=length > tile)
 
 
 def single(length: int) -> Arithmetic:
     """FP32 transforms: a butterfly has a product and a sum, and there are log2(2L) of them each way. Where L has a
-    large prime factor each is a convolution itself (Bluestein), by two transforms of up to four times the size."""
+    large prime factor each is a convolution with a chirp (Bluestein), by two transforms of up to four times the size:
+    eight times the noise, measured."""
     rest = length
     for factor in (2, 3, 5, 7):
         while rest % factor == 0:
             rest //= factor
-    stages = math.log2(2 * length) if rest == 1 else 2 * math.log2(8 * length)
+    stages = math.log2(2 * length) if rest == 1 else 16 * math.log2(8 * length)
     return Arithmetic("single", SINGLE_UNIT, 8 + 4 * stages, paired=True)
 
 
 def half(length: int) -> Arithmetic:
-    """FP16 transforms of size 2L: twiddle, product and sum at each butterfly, half of them trivial, each way."""
-    return Arithmetic("half", HALF_UNIT, 6 + 4 * math.log2(2 * length), paired=True)
+    """FP16 transforms of size 2L: each way log2(2L) butterflies, whose complex product (three roundings a part, and the
+    twiddle's) and sum are rounded. cuFFT's measure up to that."""
+    return Arithmetic("half", HALF_UNIT, 6 + 12 * math.log2(2 * length), paired=True)
 
 
 def participation(rows: torch.Tensor) -> torch.Tensor:
@@ -191,9 +193,9 @@ def limits(tensors: tuple[torch.Tensor, ...], arithmetic: Arithmetic) -> tuple[t
     of a rounding, each of n roundings adds noise of energy r^2 |v|^2, or r^2 |u|^2 |k|^2 where the kernel's spectrum
     misses u's. (Sequences of several tiles: 2 |v|^2 over the positions kept, for neighbouring tiles share theirs.) A
     transform spreads it evenly, and half of it falls on the L positions that are kept. FP16's least number f adds
-    f^2 |k|^2 a position for each of four roundings before and after the product:
+    f^2 |k|^2 a position for each of eight roundings before and after the product:
 
-        noise energy a position = n r^2 max(|v|, |u| |k|)^2 / 2L + 4 f^2 |k|^2
+        noise energy a position = n r^2 max(|v|, |u| |k|)^2 / 2L + 8 f^2 |k|^2
 
     A result in a few positions has the noise of the last stage in their columns of the tile alone, as much in all. It
     passes through the output gate, and y is rounded to FP16 once. The limit is `safety` times that, for a row; an
@@ -216,7 +218,7 @@ def limits(tensors: tuple[torch.Tensor, ...], arithmetic: Arithmetic) -> tuple[t
     lost = 0.0
     if arithmetic.tile:
         energy *= (COLUMNS / participation(whole)).clamp_min(1)
-        energy += 4 * (floor * k_norm).square()
+        energy += 8 * (floor * k_norm).square()
         share = 3 * HALF_FLOOR * math.sqrt(2 * arithmetic.tile) / u.norm(dim=-1).clamp_min(1e-300)
         lost = (share / participation(u).sqrt()).clamp_max(1)[..., None] * (v * out_gate).abs()
     noise = energy.sqrt()[..., None] * out_gate.abs()

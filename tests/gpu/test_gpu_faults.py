@@ -1,5 +1,6 @@
 """What can go wrong around a kernel on a GPU: stray writes and reads, offsets past 2^31, memory that is short, threads,
 streams, captured graphs, other devices, cards without a kernel."""
+import contextlib
 import dataclasses
 import functools
 import math
@@ -159,10 +160,15 @@ def test_out_of_memory_raises_and_the_next_call_works(kernel):
     torch.cuda.empty_cache()
     total = torch.cuda.mem_get_info()[1]
     torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + (1 << 20)) / total)
+    hoard = []
     try:
+        with contextlib.suppress(torch.OutOfMemoryError):   # what is reserved may have room for an output, or several
+            while True:
+                hoard.append(torch.empty_like(tensors[0]))
         with pytest.raises(torch.OutOfMemoryError):
             gated_causal_conv(*tensors, SolverConfig(kernel=kernel))
     finally:
+        hoard.clear()
         torch.cuda.set_per_process_memory_fraction(1.0)
     assert torch.equal(gated_causal_conv(*tensors, SolverConfig(kernel=kernel)), kept)
 
@@ -258,6 +264,8 @@ def test_the_same_bits_again_and_again(kernel):
     """A race shows as a difference between calls: many of them, with much in flight."""
     config = SolverConfig(kernel=kernel)
     for shape in ((16, 1, 768, 2048), (64, 1, 96, 1024), (5, 1, 768, 4096)):
+        if not serves(kernel, shape[-1]):
+            continue
         tensors = draw(*shape)
         first = gated_causal_conv(*tensors, config)
         assert_right(first, tensors)
