@@ -219,7 +219,7 @@ def limits(tensors: tuple[torch.Tensor, ...], arithmetic: Arithmetic) -> tuple[t
     if arithmetic.tile:
         energy *= (COLUMNS / participation(whole)).clamp_min(1)
         energy += 8 * (floor * k_norm).square()
-        share = 3 * HALF_FLOOR * math.sqrt(2 * arithmetic.tile) / u.norm(dim=-1).clamp_min(1e-300)
+        share = 5 * HALF_FLOOR * math.sqrt(2 * arithmetic.tile) / u.norm(dim=-1).clamp_min(1e-300)
         lost = (share / participation(u).sqrt()).clamp_max(1)[..., None] * (v * out_gate).abs()
     noise = energy.sqrt()[..., None] * out_gate.abs()
     y = v * out_gate

@@ -34,15 +34,15 @@ Data = dict[str, Any]
 
 def device_model(device: str) -> str:
     """What kind of device this is, for people and for the name of its baseline."""
-    if device != "cpu":
-        import torch
+    import torch
 
+    if device != "cpu":
         return torch.cuda.get_device_name(torch.device(device))
     with contextlib.suppress(OSError):
         found = re.search(r"^model name\s*:\s*(.+)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
         if found:
-            return f"CPU {found[1].strip()}"
-    return f"CPU {platform.processor() or platform.machine()}"
+            return f"CPU {found[1].strip()}, {torch.get_num_threads()} threads"
+    return f"CPU {platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
 
 
 def versions(device: str) -> Data:

@@ -22,12 +22,7 @@ def device(pytestconfig):
     if device.type == "cuda":
         device = torch.device("cuda", device.index or 0)
         torch.cuda.set_device(device)
-        yield device
-    else:
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        yield device
-        torch.set_num_threads(threads)
+    return device
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@
 
 Two measurements a case. pytest-benchmark times whole calls, each on fresh inputs, caches cold, the device awaited
 before and after. `tools.timing` gives the speed-ups that are compared, eager and method in turns: on a GPU medians, by
-GPU time and by whole calls; on one core of a CPU the least of the times, which other programs disturb least. They and
-the error stand in the case's extra_info.
+GPU time and by whole calls; on a CPU the least of the times, which other programs disturb least. They and the error
+stand in the case's extra_info.
 """
 import dataclasses
 import statistics
@@ -17,7 +17,7 @@ import torch
 
 from tools import cases, timing, worker
 
-CHANNELS = {"cuda": 768, "cpu": 48}
+CHANNELS = {"cuda": 768, "cpu": 96}
 # name of a path -> the SolverConfig fields that select it; "auto" is the method's own solve
 PATHS = {"auto": None, "portable": {"kernel": "portable"}, "spectral": {"graph": "spectral", "compile": False},
          "right-angle": {"graph": "right-angle", "compile": False}}

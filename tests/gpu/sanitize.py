@@ -87,7 +87,8 @@ class Run:
         counts = [int(errors or hazards) for errors, hazards in SUMMARY.findall(said)]
         clean = self.process.returncode == 0 and counts == [0] and "WRONG" not in said
         return {"tool": self.tool, "clean": clean, "reports": sum(counts) if counts else None,
-                "status": self.process.returncode, "seconds": round(time.time() - self.start, 1), "said": said[-3000:]}
+                "status": self.process.returncode, "seconds": round(time.time() - self.start, 1),
+                "said": "" if clean else said[-3000:]}
 
 
 def main() -> int:
