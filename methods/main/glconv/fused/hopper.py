@@ -89,6 +89,13 @@ def join_tiles(parts, TILES: gl.constexpr):
 
 
 @gluon.jit
+def to_halves(r, i):
+    """FP32 sums rounded to FP16 pairs."""
+    return gl.inline_asm_elementwise("cvt.rn.f16x2.f32 $0, $3, $2; cvt.rn.f16x2.f32 $1, $5, $4;", "=&r,=&r,f,f,f,f",
+                                     [r, i], dtype=(gl.float16, gl.float16), is_pure=True, pack=2)
+
+
+@gluon.jit
 def half_product(r, i, c, d):
     """(r + i*1j) * (c + d*1j) of packed FP16."""
     return gl.inline_asm_elementwise("""{ .reg .b32 t;
@@ -365,12 +372,14 @@ def right_angle_kernel(
 
     zero_u = gl.zeros([2 * N1, W], gl.float16, mma_tile)
     zero_y = gl.zeros([N1, W], gl.float32, mma_tile)
-    zero_seq = gl.zeros([N1, 2 * N2], gl.float16, mma_seq)
     zero_v = gl.zeros([N1, 2 * N2], gl.float32, mma_seq)
+    zero_a = zero_v
+    if BLOCKS == 1:     # two blocks' products are summed in FP16 already, and rows would pass 1e-3
+        zero_a = gl.zeros([N1, 2 * N2], gl.float16, mma_seq)
     rw = gl.arange(0, N1, gl.SliceLayout(1, wide))
     qw = gl.arange(0, N2, gl.SliceLayout(0, wide))
     ow = rw[:, None] * N2 + qw[None, :]
-    seq: gl.constexpr = split_columns(zero_seq)[0].type.layout
+    seq: gl.constexpr = split_columns(zero_v)[0].type.layout
     rs = gl.arange(0, N1, gl.SliceLayout(1, seq))
     qs = gl.arange(0, N2, gl.SliceLayout(0, seq))
     os = rs[:, None] * N2 + qs[None, :]
@@ -440,13 +449,15 @@ def right_angle_kernel(
                 for j in gl.static_range(TILES):
                     ur, ui = split_rows(parts[j])
                     wr, wi = half_product(ur, ui, tr, ti)
-                    a = a + (warpgroup_mma(operand(wr, wi, dot_a), f2, zero_seq, use_acc=False, is_async=True), )
+                    a = a + (warpgroup_mma(operand(wr, wi, dot_a), f2, zero_a, use_acc=False, is_async=True), )
                 tma.store_wait(0)
                 barrier()
                 before = ()
                 v = ()
                 for j in gl.static_range(TILES):
                     ar, ai = split_columns(warpgroup_mma_wait(TILES - 1, [a[j]]))
+                    if BLOCKS == 2:
+                        ar, ai = to_halves(ar, ai)
                     pr, pi = half_product(ar, ai, spectrum[0], spectrum[1])
                     if BLOCKS == 2 and j == 1:
                         pr, pi = half_product_add(before[0], before[1], spectrum[2], spectrum[3], pr, pi)
