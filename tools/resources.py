@@ -85,7 +85,9 @@ def machine_code(cubin: bytes) -> MachineCode:
                                   check=True).stdout
 
         usage, code = dump("--dump-resource-usage"), dump("--dump-sass")
-    registers, stack = map(int, re.search(r"REG:(\d+) STACK:(\d+)", usage).groups())
+    taken = re.search(r"REG:(\d+) STACK:(\d+)", usage)
+    assert taken is not None
+    registers, stack = map(int, taken.groups())
     found = re.findall(r"/\*([0-9a-f]{4,6})\*/\s+(?:@!?U?P\w+\s+)?(\w+)([^;]*);", code)
     operations = [(int(address, 16), operation, rest) for address, operation, rest in found]
     # A loop: from the target of a branch backwards to the branch. Only those with none inside.

@@ -58,11 +58,11 @@ def measure(name: str, paths: Sequence[str], channels: int, device: torch.device
     for path in paths:
         config = PATHS[path]
         try:
-            describe(*inputs, config)
+            describe(*inputs, config)   # type: ignore[call-arg,arg-type]  # four tensors, which mypy does not count
         except ValueError as error:
             missing[path] = str(error)
             continue
-        calls[path] = lambda config=config: gated_causal_conv(*inputs, config)
+        calls[path] = lambda config=config: gated_causal_conv(*inputs, config)  # type: ignore[misc,call-arg,arg-type]
     errors = {path: relative_error(call(), inputs) for path, call in calls.items()}
     times = time_cuda(calls, repeats, device) if device.type == "cuda" else time_cpu(calls, repeats)
     moved = traffic(batch, channels, length)
@@ -82,7 +82,7 @@ def show(report: dict[str, Any], out: Console) -> None:
                                                            for unit in ("ms", "share", "x eager", "rel. L2"))):
         table.add_column(heading, justify="right", no_wrap=True)
     for case in report["cases"]:
-        cells = []
+        cells: list[str] = []
         for path in paths:
             figures = case["paths"].get(path)
             cells += (f"{figures['gpu']:.4f}", f"{figures['share']:.0%}", f"{figures['speedup']:.2f}",

@@ -36,7 +36,8 @@ def succeed(code: int, what: str) -> None:
 def parameter_sizes(function: int) -> list[int]:
     """Bytes of each parameter of a loaded kernel. Raises AttributeError with a driver older than CUDA 12.4."""
     query = library().cuFuncGetParamInfo
-    offset, size, sizes = ctypes.c_size_t(), ctypes.c_size_t(), []
+    offset, size = ctypes.c_size_t(), ctypes.c_size_t()
+    sizes: list[int] = []
     while query(ctypes.c_void_p(function), ctypes.c_size_t(len(sizes)), ctypes.byref(offset), ctypes.byref(size)) == 0:
         sizes.append(size.value)
     return sizes

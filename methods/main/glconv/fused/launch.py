@@ -17,7 +17,7 @@ try:
     from . import hopper
     HOPPER_MISSING = ""
 except (ImportError, AttributeError) as error:      # a Triton whose Gluon lacks what the kernel needs
-    hopper = None
+    hopper = None   # type: ignore[assignment]
     HOPPER_MISSING = f"this Triton's Gluon lacks what the Hopper kernel needs: {error}"
 
 log = logging.getLogger(__name__)
@@ -74,6 +74,7 @@ class Bound:
     """What the two kernels' launchers share: the device, its guard, the way out for pointers of another alignment."""
 
     ALIGNMENT = 16      # bytes
+    entry: Entry
 
     def __init__(self, problem: Problem) -> None:
         self.device = problem.device.index if problem.device.index is not None else torch.cuda.current_device()
@@ -171,7 +172,7 @@ class Hopper(Bound):
 def launch(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
     """The fused convolution of four valid CUDA tensors, for callers that do not keep a launcher: the operator's own
     implementation. Raises ValueError where no fused kernel serves the problem."""
-    problem = Problem(*x.shape, x.device)
+    problem = Problem(*x.shape, x.device)   # type: ignore[call-arg]  # four sizes, which mypy does not count
     plan = plan_for(problem)
     if plan.path not in ("portable", "hopper"):
         raise ValueError(f"no fused kernel for {problem}: {plan.reason}")
