@@ -150,10 +150,8 @@ def test_transform_dtype():
         spectral.transform_dtype(2048, CPU, half)
 
 
-# What FP16 transforms do to the graph. Emulated in radix 2 with every product and sum rounded, they err by 1.5e-3 to
-# 2.4e-3 on ordinary rows, more than a GPU's larger radices do; the limit below is for scales and range, and the budget
-# itself, 2e-3, is tested on a GPU.
-EMULATED = 3e-3
+# What FP16 transforms do to the graph, emulated with the error that a GPU's have. Worst rows, for scales and range:
+EMULATED = 4e-3
 
 
 @pytest.fixture
@@ -181,6 +179,23 @@ def test_half_transforms_keep_the_budget(half_graph, kind, norm):
         x, in_gate, out_gate, _ = inputs(batch, 1, 2, 2048)
         tensors = (x, in_gate, out_gate, kernel(kind, 2048, norm))
         assert worst(half_graph(*tensors), tensors) < EMULATED, batch
+
+
+# Of the whole result: 1.8e-3 and 2.3e-3 as it is, 2.2e-3 and 3.0e-3 with k cast and transformed in FP16.
+@pytest.mark.parametrize(("kind", "limit"), [("decaying", 2e-3), ("white", 2.6e-3)])
+def test_budget_of_the_whole_result(half_graph, monkeypatch, kind, limit):
+    x, in_gate, out_gate, _ = inputs(8, 1, 8, 2048)
+    k = kernel(kind, 2048, 1.0).repeat(1, 4, 1)
+    tensors = (x, in_gate.sigmoid(), out_gate.sigmoid(), k)
+    exact = oracle(*tensors)
+
+    def error():
+        return (half_graph(*tensors).double() - exact).norm() / exact.norm()
+
+    assert error() < limit
+    half_spectrum = spectral.half_spectrum
+    monkeypatch.setattr(spectral, "half_spectrum", lambda u: half_spectrum(u.half()))
+    assert error() > limit
 
 
 @pytest.mark.parametrize("length", [32, 1024, 8192, 32768])
