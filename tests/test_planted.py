@@ -183,3 +183,13 @@ def test_a_wrong_method_is_not_measured():
     run = run_tools("bench", "--method", METHODS / "wrong_answer", "--device", "cpu", "--cases", "auto-b16-l512")
     assert run.returncode == 1
     assert "gives a wrong answer" in run.stdout
+
+
+def test_a_copy_of_the_package_is_measured_itself(tmp_path):
+    """Not the tree's own: a copy that gives nothing is wrong."""
+    shutil.copytree(ROOT / "methods" / "main", tmp_path / "main", ignore=shutil.ignore_patterns("__pycache__"))
+    entry = tmp_path / "main" / "glconv" / "__init__.py"
+    entry.write_text(f"{entry.read_text()}\n\ndef gated_causal_conv(x, in_gate, out_gate, k, config=None):\n    return x\n")
+    run = run_tools("bench", "--method", tmp_path / "main", "--device", "cpu", "--cases", "auto-b16-l512")
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "returns memory" in run.stdout
