@@ -40,7 +40,7 @@ def failing_tests(tree, *nodes, **variables):
 TOLERANCES = {      # whose -> file, old, new, the check that must find it, and what that says
     "of a drawn problem": ("tests/fuzzing.py", r"= 1\.25, most: float = 4\.0", "= 2.5, most: float = 8.0",
                            "tests/test_fuzz.py::test_wrong_results_are_refused", "'scaled'"),
-    "of the judge": ("tools/worker.py", r"L2_LIMIT = 2e-3\nROW_LIMIT = 4e-3", "L2_LIMIT = 4e-3\nROW_LIMIT = 8e-3",
+    "of the judge": ("tools/worker.py", r"L2_LIMIT = 2.5e-3\nROW_LIMIT = 4e-3", "L2_LIMIT = 5e-3\nROW_LIMIT = 8e-3",
                      "tests/test_faults.py::test_the_judge_refuses_a_little_too_much_noise", "DID NOT RAISE"),
 }
 
@@ -189,7 +189,8 @@ def test_a_copy_of_the_package_is_measured_itself(tmp_path):
     """Not the tree's own: a copy that gives nothing is wrong."""
     shutil.copytree(ROOT / "methods" / "main", tmp_path / "main", ignore=shutil.ignore_patterns("__pycache__"))
     entry = tmp_path / "main" / "glconv" / "__init__.py"
-    entry.write_text(f"{entry.read_text()}\n\ndef gated_causal_conv(x, in_gate, out_gate, k, config=None):\n    return x\n")
+    with entry.open("a") as text:
+        text.write("\n\ndef gated_causal_conv(x, in_gate, out_gate, k, config=None):\n    return x\n")
     run = run_tools("bench", "--method", tmp_path / "main", "--device", "cpu", "--cases", "auto-b16-l512")
     assert run.returncode == 1, run.stdout + run.stderr
     assert "returns memory" in run.stdout
