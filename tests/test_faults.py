@@ -152,7 +152,7 @@ print("right" if finding.right else finding)
     assert run.stdout.splitlines() == ["right", "raised RuntimeError", "right"], run.stdout + run.stderr[-2000:]
 
 
-@pytest.mark.parametrize(("noise", "right"), [(1.7e-3, True), (2.4e-3, False)])
+@pytest.mark.parametrize(("noise", "right"), [(2.2e-3, True), (2.9e-3, False)])
 def test_the_judge_refuses_a_little_too_much_noise(noise, right):
     """Its limits have no room to be loosened unnoticed."""
     case = cases.Case(2, 1, 4, 2048, "uniform", "decaying", 1.0, seed=1)

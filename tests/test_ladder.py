@@ -109,19 +109,3 @@ def test_summary_names_order_and_distance():
     assert distance == "v40 reaches 90% of v39, the best of v31 to v53 measured here"
     rows["v39"]["status"] = "wrong"
     assert ladder.summarise(rows) == []
-
-
-def test_only_published_half_transforms_have_a_wider_limit():
-    import torch
-
-    from tools import ladder_worker
-
-    def limits(name, length, device):
-        path = None if name in ladder_worker.SHIPPED else str(ladder.file_of(name))
-        solver, _ = ladder_worker.make_solver(name, path, torch.device("cpu"))
-        return ladder_worker.limits(solver, length, torch.device(device))
-
-    judge = ladder_worker.L2_LIMIT, ladder_worker.ROW_LIMIT
-    assert limits("v02", 2048, "cuda") == limits("v40", 2048, "cuda") == (2.5e-3, 4e-3)
-    for narrow in (("v01", 2048, "cuda"), ("v40", 2047, "cuda"), ("v40", 2048, "cpu"), ("spectral", 2048, "cuda")):
-        assert limits(*narrow) == judge, narrow

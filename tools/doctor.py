@@ -22,7 +22,7 @@ from .report import console, write_json
 
 Data = dict[str, Any]
 SHAPE = (2, 1, 3, 2048)     # batch, streams, heads, length: small, and every path takes it
-LIMIT = 2e-3                # relative L2 of a row: FP16 FFTs reach it, everything else stays below 1e-3
+LIMIT = 4e-3                # relative L2 of a row: FP16 FFTs come near it, everything else stays about 1e-3
 # path -> the SolverConfig fields that select it, and the devices it is for
 PATHS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "auto": ({}, ("cuda", "cpu")), "hopper": ({"kernel": "hopper"}, ("cuda",)),

@@ -21,8 +21,9 @@ from .cases import Case, Data, make_inputs
 
 ROOT = Path(__file__).resolve().parent.parent
 # Relative L2 from float64, of the whole result and of its worst row. Ordinary inputs give 3e-4 (one rounding to FP16)
-# to 8e-4 (FP16 tensor-core transforms); FP16 FFTs reach 2e-3.
-L2_LIMIT = 2e-3
+# to 9e-4 (FP16 tensor-core transforms). FP16 FFTs need these limits: at L = 2048, B = 64 an H200 gave 2.2e-3 for the
+# published dataflows, and 3.6e-3 for the worst of 49152 rows.
+L2_LIMIT = 2.5e-3
 ROW_LIMIT = 4e-3
 # A row weaker than FP16's normal numbers is measured against a row of the smallest of those.
 SMALLEST_NORMAL = 2.0**-14
@@ -96,15 +97,13 @@ def check_form(y: object, inputs: Tensors) -> None:
 
 
 class Examiner:
-    """Runs one method over cases on one device; `l2_limit` and `row_limit` are what its errors are held to."""
+    """Runs one method over cases on one device."""
 
-    def __init__(self, method: ModuleType, device: torch.device, repeats: int, l2_limit: float = L2_LIMIT,
-                 row_limit: float = ROW_LIMIT) -> None:
+    def __init__(self, method: ModuleType, device: torch.device, repeats: int) -> None:
         self.solve: Callable[..., Any] = method.solve
         self.describe: Callable[..., Any] | None = getattr(method, "describe", None)
         self.device = device
         self.repeats = repeats
-        self.l2_limit, self.row_limit = l2_limit, row_limit
         self.eager = load_file("judge_eager", ROOT / "methods" / "eager" / "solver.py").solve
         self.reference = load_file("judge_reference", ROOT / "methods" / "main" / "glconv" / "reference.py")
 
@@ -166,9 +165,9 @@ class Examiner:
             square_error += error.square().sum().item()
             square_norm += norm.square().sum().item()
         l2 = (square_error / square_norm) ** 0.5
-        if not (l2 <= self.l2_limit and worst <= self.row_limit):
+        if not (l2 <= L2_LIMIT and worst <= ROW_LIMIT):
             raise Wrong(f"{when}gives a wrong answer: relative L2 {l2:.2e}, worst row {worst:.2e}; limits "
-                        f"{self.l2_limit:.1e}, {self.row_limit:.1e}")
+                        f"{L2_LIMIT:.1e}, {ROW_LIMIT:.1e}")
         return l2, worst
 
     def memory(self, case: Case) -> Data:

@@ -51,7 +51,7 @@ def gated_causal_conv(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Te
 
     Returns:
         y, FP16 [batch, streams, heads, length], contiguous, newly allocated; the inputs are left as they are. Relative
-        L2 from float64 at most 1e-3 a row for ordinary inputs (2e-3 with the spectral graph's FP16 transforms).
+        L2 from float64 at most 1e-3 a row for ordinary inputs (4e-3 with the spectral graph's FP16 transforms).
 
     Raises:
         TypeError, ValueError: as `check` says; also for a tensor that requires a gradient while they are recorded.
