@@ -194,3 +194,23 @@ def test_a_copy_of_the_package_is_measured_itself(tmp_path):
     run = run_tools("bench", "--method", tmp_path / "main", "--device", "cpu", "--cases", "auto-b16-l512")
     assert run.returncode == 1, run.stdout + run.stderr
     assert "returns memory" in run.stdout
+
+
+def fuzz(tree, *arguments):
+    return subprocess.run([sys.executable, str(tree / "tests" / "gpu" / "fuzz.py"), "--device", "cpu", *arguments],
+                          cwd=tree, env=os.environ | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+                          timeout=200)
+
+
+def test_a_long_run_prints_what_repeats_a_failure(tmp_path):
+    tree = planted(tmp_path, "methods/main/glconv/dft.py", r"\(2 \* length\)", "(2.001 * length)")
+    run = fuzz(tree, "--minutes", "0.05", "--jobs", "1", "--elements", "4000", "--json", str(tmp_path / "found.json"))
+    assert run.returncode == 1, run.stdout + run.stderr
+    line = re.search(r"python3 tests/gpu/fuzz\.py --path (\w+) --draw '([^']+)'", run.stdout)
+    assert line
+    found = json.loads((tmp_path / "found.json").read_text())
+    assert found["failed"][0]["draw"] == line[2]
+    again = fuzz(tree, "--path", line[1], "--draw", line[2])
+    assert again.returncode == 1
+    assert again.stdout.startswith("WRONG on path right-angle: row ")
+    assert fuzz(ROOT, "--path", line[1], "--draw", line[2]).stdout.startswith("right on path right-angle: row ")
