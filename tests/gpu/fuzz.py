@@ -63,11 +63,12 @@ def solve(draw: fuzzing.Draw, path: str, device: str) -> tuple[str, fuzzing.Find
     return taken, finding
 
 
-def work(worker: int, jobs: int, seed: int, until: float, elements: int, device: str,
+def work(worker: int, jobs: int, seed: int, minutes: float, elements: int, device: str,
          results: "multiprocessing.Queue") -> None:
     """Problems worker, worker + jobs, ... of the seed until the time is up; each result is put into the queue."""
     torch.set_num_threads(1)
-    number = worker
+    torch.zeros(1, device=device)
+    number, until = worker, time.time() + 60 * minutes
     while time.time() < until:
         draw, path = problem(seed, number, elements)
         try:
@@ -84,9 +85,9 @@ def work(worker: int, jobs: int, seed: int, until: float, elements: int, device:
 
 
 def collect(results: "multiprocessing.Queue", workers: list[multiprocessing.Process], until: float) -> list[tuple]:
-    """What the workers found, until they are done, or have died, or half a minute past their time."""
+    """What the workers found, until they are done, or have died, or two minutes past their time."""
     found, running = [], len(workers)
-    while running and time.time() < until + 30:
+    while running and time.time() < until + 120:
         try:
             one = results.get(timeout=1)
         except Exception:
@@ -125,7 +126,7 @@ def main() -> int:
     until = start + 60 * options.minutes
     context = multiprocessing.get_context("spawn")
     results = context.Queue()
-    common = options.jobs, options.seed, until, options.elements, options.device, results
+    common = options.jobs, options.seed, options.minutes, options.elements, options.device, results
     workers = [context.Process(target=work, daemon=True, args=(worker, *common)) for worker in range(options.jobs)]
     for worker in workers:
         worker.start()
