@@ -83,7 +83,7 @@ def measure(method: Path, device: str, names: list[str] | None, repeats: int, ti
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(run.pid, signal.SIGKILL)
         if run.returncode or not result.exists():
-            raise Unusable(f"the suite failed:\n{said[-4000:]}")
+            raise Unusable(f"the suite failed with exit status {run.returncode}:\n{said[-4000:]}")
         content = json.loads(result.read_text())
     return {bench["extra_info"]["name"]: figures(bench) for bench in content["benchmarks"]}
 
