@@ -28,6 +28,7 @@ from .report import console, write_json
 BASELINES = ROOT / "baselines"
 SAVED = ROOT / "out" / "bench"
 TOLERANCE = 0.05    # of a speed-up: a case that lost more has become slower
+AGAIN = 2           # times that such a case is measured again, for what else the machine does slows one run down
 
 Data = dict[str, Any]
 
@@ -168,7 +169,7 @@ def command(
     method: Annotated[str, Option(help="Folder that holds solver.py, or the name of one under methods/.")] = "main",
     device: Annotated[str, Option(help="auto, cpu, cuda, cuda:1, ...")] = "auto",
     cases: Annotated[str, Option(help="Names of cases, comma separated; all by default.")] = "",
-    repeats: Annotated[int, Option(min=0, help="Timed calls a case; 0: 20 on a GPU, 25 on a CPU.")] = 0,
+    repeats: Annotated[int, Option(min=0, help="Timed calls a case; 0: 20 on a GPU, 60 on a CPU.")] = 0,
     time_limit: Annotated[float, Option(min=1, metavar="SECONDS", help="For the whole suite.")] = 600,
     baselines: Annotated[Path, Option(metavar="FOLDER", help="Where baselines are stored.")] = BASELINES,
     json_file: Annotated[Path | None, Option("--json", metavar="FILE", help="Write the result here too.")] = None,
@@ -178,7 +179,9 @@ def command(
     """Runs the benchmark suite against eager; saves the result in out/bench/.
 
     With --compare a case whose speed-up over eager fell by more than 5 % against the stored baseline is measured again,
-    and fails where it stays so. Exit status: 0 well, 1 slower or wrong, 2 nothing was measured or there is no baseline.
+    twice at most, and fails where it stays so; on a CPU that wants a machine with nothing else to do.
+
+    Exit status: 0 well, 1 slower or wrong, 2 nothing was measured or there is no baseline.
     """
     try:
         if earlier:
@@ -191,9 +194,8 @@ def command(
                    "cases": measure(folder, device, wanted, repeats, time_limit)}
         stored = baselines / file_name(run["device"])
         baseline = json.loads(stored.read_text()) if stored.exists() else None
-        if compare and baseline and not earlier:
-            suspects = slower(baseline["cases"], run["cases"])
-            if suspects:
+        for _ in range(AGAIN if compare and not earlier else 0):
+            if baseline and (suspects := slower(baseline["cases"], run["cases"])):
                 run["cases"] = better_of(run["cases"], measure(folder, device, suspects, repeats, time_limit))
     except Unusable as error:
         console().print(Text(str(error), style="bold red"), soft_wrap=True)

@@ -13,7 +13,7 @@ def pytest_addoption(parser):
     group = parser.getgroup("glconv")
     group.addoption("--bench-method", default="main", help="folder with solver.py, or the name of one under methods/")
     group.addoption("--bench-device", default="auto", help="auto, cpu, cuda, cuda:1, ...")
-    group.addoption("--bench-repeats", type=int, default=0, help="timed calls; by default 20 on a GPU, 25 on a CPU")
+    group.addoption("--bench-repeats", type=int, default=0, help="timed calls; by default 20 on a GPU, 60 on a CPU")
 
 
 @pytest.fixture(scope="session")
@@ -27,7 +27,7 @@ def device(pytestconfig):
 
 @pytest.fixture(scope="session")
 def repeats(pytestconfig, device):
-    return pytestconfig.getoption("--bench-repeats") or (20 if device.type == "cuda" else 25)
+    return pytestconfig.getoption("--bench-repeats") or (20 if device.type == "cuda" else 60)
 
 
 @pytest.fixture(scope="session")
