@@ -1,10 +1,11 @@
 """Static compiled graphs: one compilation a shape, limits within a scope, a warning at the limit, no silent eager."""
 import re
+import threading
 import warnings
 
 import pytest
 import torch
-from glconv import SolverConfig, compiled
+from glconv import SolverConfig, compiled, gated_causal_conv
 from glconv.compiled import CompiledGraph, RecompileLimitWarning, compile_graph, missing_toolchain
 from glconv.reference import oracle, row_errors
 from glconv.spectral import graph as spectral
@@ -16,7 +17,7 @@ needs_compiler = pytest.mark.skipif(missing_toolchain(CPU) is not None, reason="
 
 
 @pytest.fixture
-def counter(monkeypatch):
+def counter(monkeypatch, forgetful):
     """Dynamo's part alone, counted: what it traces runs as it is, without Inductor's seconds a graph."""
     torch._dynamo.reset()
     counter = CompileCounter()
@@ -65,8 +66,8 @@ def test_beyond_the_limit_is_a_warning_and_a_right_answer(counter):
     for shape in shapes(3):
         graph(*inputs(*shape))
     tensors = inputs(2, 1, 1, 99)
-    with pytest.warns(RecompileLimitWarning, match=r"spectral: 3 graphs are compiled, .*\[2, 1, 1, 99\] torch.float16.*"
-                                                   "uncompiled.*raise recompile_limit"):
+    with pytest.warns(RecompileLimitWarning, match=r"spectral_in: 3 graphs are compiled, .*\[2, 1, 1, 99\] "
+                                                   "torch.float16.*uncompiled.*raise recompile_limit"):
         assert right(graph(*tensors), tensors)
     with warnings.catch_warnings():
         warnings.simplefilter("error")      # said once a signature, and the compiled ones stay compiled
@@ -74,6 +75,90 @@ def test_beyond_the_limit_is_a_warning_and_a_right_answer(counter):
         for shape in shapes(3):
             graph(*inputs(*shape))
     assert counter.frame_count == 3
+
+
+@pytest.mark.parametrize(("config", "function", "functions"), [
+    (SolverConfig(graph="spectral", recompile_limit=3), "spectral", 1),
+    (SolverConfig(graph="right-angle", recompile_limit=3), "real_rows", 2)], ids=["spectral", "right-angle"])
+def test_the_limit_holds_for_all_lengths_together(counter, config, function, functions):
+    """Through the public entry: three lengths are compiled, the fourth is not and says so, whatever else is called."""
+    if missing_toolchain(CPU):
+        pytest.skip("needs a C++ compiler")
+    lengths = (8, 12, 16)
+    for length in lengths:
+        tensors = inputs(2, 1, 2, length)
+        assert right(gated_causal_conv(*tensors, config), tensors)
+    assert counter.frame_count == 3 * functions
+    tensors = inputs(2, 1, 2, 20)
+    with pytest.warns(RecompileLimitWarning) as caught:
+        assert right(gated_causal_conv(*tensors, config), tensors)
+    texts = [str(warning.message) for warning in caught]
+    assert len(texts) == functions
+    assert any(text.startswith(f"{function}: 3 graphs are compiled") and "20] torch.float16" in text for text in texts)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for length in (*lengths, 20):
+            gated_causal_conv(*inputs(2, 1, 2, length), config)
+    assert counter.frame_count == 3 * functions
+
+
+def test_another_config_has_graphs_of_its_own(counter):
+    if missing_toolchain(CPU):
+        pytest.skip("needs a C++ compiler")
+    one, other = (SolverConfig(graph="spectral", recompile_limit=limit) for limit in (1, 2))
+    tensors, longer = inputs(2, 1, 2, 8), inputs(2, 1, 2, 12)
+    gated_causal_conv(*tensors, one)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gated_causal_conv(*tensors, other)
+        gated_causal_conv(*longer, other)
+    assert counter.frame_count == 3
+    with pytest.warns(RecompileLimitWarning):
+        gated_causal_conv(*longer, one)
+
+
+def test_dynamic_keeps_the_limit_too(counter):
+    def branches(x):
+        return x * 2 if x.shape[0] < 8 else x * 3
+
+    graph = compile_graph(branches, SolverConfig(graph="spectral", dynamic=True, recompile_limit=1))
+    assert torch.equal(graph(torch.ones(4)), torch.full((4,), 2.0))
+    with pytest.warns(RecompileLimitWarning, match="branches: 1 graphs are compiled"):
+        assert torch.equal(graph(torch.ones(9)), torch.full((9,), 3.0))
+    assert counter.frame_count == 1
+
+
+def test_modes_of_a_call_are_part_of_its_signature(counter):
+    """Dynamo specialises on them too; a graph it made in silence would escape the limit."""
+    graph = compile_graph(lambda x, factor: x * factor, SolverConfig(graph="spectral", recompile_limit=5))
+    x = torch.ones(3)
+    for _ in range(2):
+        graph(x, 2)
+        graph(x, 3)
+        with torch.no_grad():
+            graph(x, 2)
+        with torch.inference_mode():
+            graph(x, 2)
+        assert graph(x.requires_grad_(), 2).requires_grad
+        x = x.detach()
+    assert counter.frame_count == graph.compilations == len(graph.graphs) == 5
+
+
+def test_threads_share_one_compilation(counter):
+    graph = compile_graph(lambda x: x * 2, SolverConfig(graph="spectral"))
+    start, results = threading.Barrier(4), []
+
+    def call():
+        start.wait()
+        results.append(graph(torch.ones(3)))
+
+    threads = [threading.Thread(target=call) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [result.tolist() for result in results] == [[2.0] * 3] * 4
+    assert counter.frame_count == graph.compilations == 1
 
 
 def test_host_settings_stay_as_they_were(counter):
@@ -123,7 +208,7 @@ def test_replayed_results_are_copied():
     assert not compiled.replays_cuda_graphs(SolverConfig(mode="max-autotune-no-cudagraphs"))
     graph = CompiledGraph(lambda x: x, SolverConfig(mode="reduce-overhead"))
     x = torch.ones(2)
-    graph.graphs[((x.shape, x.stride(), x.dtype, x.device),)] = graph.function
+    graph.graphs[compiled.signature((x,))] = graph.function
     assert graph(x).data_ptr() != x.data_ptr()
 
 
@@ -135,6 +220,7 @@ def test_a_missing_toolchain_is_logged_and_runs_uncompiled(monkeypatch, caplog, 
         monkeypatch.setattr(compiled.shutil, "which", lambda name: "/usr/bin/g++")
         monkeypatch.setattr(compiled.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     missing_toolchain.cache_clear()
+    right_angle.build.cache_clear()
     try:
         path = right_angle.build(SolverConfig(), CPU)
         assert path is right_angle.convolve
@@ -144,6 +230,7 @@ def test_a_missing_toolchain_is_logged_and_runs_uncompiled(monkeypatch, caplog, 
         assert right(path(*tensors), tensors)
     finally:
         missing_toolchain.cache_clear()
+        right_angle.build.cache_clear()
 
 
 @needs_compiler

@@ -5,7 +5,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-import glconv
 import pytest
 import torch
 import typer
@@ -45,13 +44,11 @@ def uncompiled(monkeypatch):
         monkeypatch.setitem(doctor.PATHS, name, (fields | {"compile": False}, kinds))
 
 
-def test_wrong_path_and_failing_path_are_told_and_fail(monkeypatch, capsys):
+def test_wrong_path_and_failing_path_are_told_and_fail(monkeypatch, capsys, forgetful):
     uncompiled(monkeypatch)
     wrong = reference.eager
     monkeypatch.setattr(reference, "eager", lambda *tensors: wrong(*tensors) * 1.01)
     monkeypatch.setattr("glconv.spectral.right_angle.convolve", lambda *tensors: 1 / 0)
-    monkeypatch.setattr(glconv, "_routes", {})      # none that is kept
-    monkeypatch.setattr(glconv, "_dataflow", glconv._dataflow.__wrapped__)
     report = doctor.examine([CPU])
     paths = report["devices"]["cpu"]["paths"]
     assert paths["eager"]["status"] == "wrong"

@@ -108,9 +108,8 @@ def draw(length, seed):
     return fuzzing.inputs(problem)
 
 
-def test_threads():
+def test_threads(forgetful):
     """Four threads, two problems, each thread its own inputs, first calls included."""
-    glconv._routes.clear()
     config = SolverConfig(graph="right-angle", compile=False)
     inputs = [draw(100 + number % 2, number) for number in range(4)]
     results = [[] for _ in inputs]

@@ -10,6 +10,7 @@ import logging
 import os
 import shutil
 import sysconfig
+import threading
 import types
 import warnings
 from collections.abc import Callable
@@ -34,11 +35,13 @@ class RecompileLimitWarning(UserWarning):
 
 
 class CompiledGraph:
-    """A function of tensors, compiled by Inductor once for each signature (shapes, strides, dtypes, devices).
+    """A function of tensors, compiled by Inductor once for each signature.
 
-    With `dynamic` one graph with symbolic sizes serves all signatures (Dynamo may still need a few). At most
-    `recompile_limit` signatures are compiled. Those met later run uncompiled, right but slower; each gives a
-    RecompileLimitWarning that names the signature and the knob, and those already compiled stay so.
+    A signature is what Dynamo specialises a graph on: shapes, strides, dtypes and devices of tensors, other arguments
+    as they are (hashable ones), and the modes a call is made in. With `dynamic` one graph with symbolic sizes serves
+    all signatures (Dynamo may still need a few). At most `recompile_limit` graphs are made. Signatures met later run
+    uncompiled, right but slower; each gives a RecompileLimitWarning that names the signature and the knob, and those
+    already compiled stay so. Threads may share one of these: a signature is compiled once.
     """
 
     def __init__(self, function: Function, config: SolverConfig) -> None:
@@ -49,33 +52,38 @@ class CompiledGraph:
         self.compilations = 0
         self._shared: Function | None = None
         self._replays = replays_cuda_graphs(config)
+        self._compiling = threading.Lock()
 
-    def __call__(self, *tensors: torch.Tensor) -> Any:
-        signature = tuple((t.shape, t.stride(), t.dtype, t.device) for t in tensors)
-        graph = self.graphs.get(signature)
+    def __call__(self, *arguments: Any) -> Any:
+        graph = self.graphs.get(signature(arguments))
         if self._replays:
             torch.compiler.cudagraph_mark_step_begin()
-        result = graph(*tensors) if graph else self._first_call(signature, tensors)
+        result = graph(*arguments) if graph else self._first_call(arguments)
         # A replay writes where the one before wrote; the caller's answer must not change under it.
         return tree_map(torch.clone, result) if self._replays else result
 
-    def _first_call(self, signature: tuple, tensors: tuple[torch.Tensor, ...]) -> Any:
+    def _first_call(self, arguments: tuple) -> Any:
         from torch._dynamo.exc import FailOnRecompileLimitHit
 
-        if self.compilations >= self.config.recompile_limit:
-            self.graphs[signature] = self._beyond_limit(signature)
-            return self.function(*tensors)
-        graph = self._graph()
-        with recompile_limits(self.config.recompile_limit), warnings.catch_warnings():
-            for text in EXPECTED:
-                warnings.filterwarnings("ignore", text, UserWarning)
-            try:
-                result = graph(*tensors)
-            except FailOnRecompileLimitHit:
-                self.graphs[signature] = self._beyond_limit(signature)
-                return self.function(*tensors)
-        self.graphs[signature] = graph
-        return result
+        key = signature(arguments)
+        with self._compiling:
+            graph = self.graphs.get(key)        # another thread may have been first
+            if graph:
+                return graph(*arguments)
+            if self.compilations >= self.config.recompile_limit:
+                self.graphs[key] = self._beyond_limit(arguments)
+                return self.function(*arguments)
+            graph = self._graph()
+            with recompile_limits(self.config.recompile_limit), warnings.catch_warnings():
+                for text in EXPECTED:
+                    warnings.filterwarnings("ignore", text, UserWarning)
+                try:
+                    result = graph(*arguments)
+                except FailOnRecompileLimitHit:
+                    self.graphs[key] = self._beyond_limit(arguments)
+                    return self.function(*arguments)
+            self.graphs[key] = graph
+            return result
 
     def _graph(self) -> Function:
         if self.config.dynamic:
@@ -89,12 +97,20 @@ class CompiledGraph:
         return torch.compile(own_code(self.function), fullgraph=True, dynamic=self.config.dynamic,
                              **inductor_arguments(self.config))
 
-    def _beyond_limit(self, signature: tuple) -> Function:
-        shapes = ", ".join(f"{list(shape)} {dtype}" for shape, _, dtype, _ in signature)
+    def _beyond_limit(self, arguments: tuple) -> Function:
+        shapes = ", ".join(f"{list(value.shape)} {value.dtype}" if isinstance(value, torch.Tensor) else str(value)
+                           for value in arguments)
         warnings.warn(f"{self.function.__name__}: {self.config.recompile_limit} graphs are compiled, the most that "
                       f"recompile_limit allows, so inputs {shapes} run uncompiled, correct but slower; raise "
                       "recompile_limit, use fewer shapes, or set dynamic: true", RecompileLimitWarning, stacklevel=4)
         return self.function
+
+
+def signature(arguments: tuple) -> tuple:
+    """What a graph is specialised on: see `CompiledGraph`."""
+    return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads(),
+            *((value.shape, value.stride(), value.dtype, value.device, value.is_inference(), value.requires_grad)
+              if isinstance(value, torch.Tensor) else value for value in arguments))
 
 
 def compile_graph(function: Function, config: SolverConfig) -> Function:
@@ -129,7 +145,7 @@ def recompile_limits(limit: int):
     import torch._dynamo
 
     known = torch._dynamo.config
-    return known.patch(recompile_limit=max(limit, known.recompile_limit),
+    return known.patch(recompile_limit=limit,
                        accumulated_recompile_limit=max(4 * limit, known.accumulated_recompile_limit))
 
 

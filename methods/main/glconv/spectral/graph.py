@@ -26,6 +26,7 @@ twiddles give 1.1e-3 and 1.5e-3; cuFFT's half transforms err more. Not measured 
 
 FP16 transforms exist on CUDA and for powers of two only; other sizes, and the CPU, use FP32 throughout.
 """
+import functools
 import math
 
 import torch
@@ -73,28 +74,40 @@ def scales(length: int) -> tuple[float, float, float]:
     return peak, scale, 1 / (2 * length * scale)
 
 
+def spectral(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor, dtype: torch.dtype,
+             packing: Packing = PACKING) -> torch.Tensor:
+    """y of the contract, with transforms in `dtype`, torch.float16 or torch.float32."""
+    batch, streams, heads, length = x.shape
+    channels = streams * heads
+    x, in_gate, out_gate = (t.view(batch, channels, length) for t in (x, in_gate, out_gate))
+    peak, scale, undo = scales(length)
+
+    u, row_factor = normalised_rows(x, in_gate, peak, dtype)
+    kernel, kernel_factor = normalised_kernel(k.view(channels, length))
+    u_spectrum, k_spectrum = half_spectrum(u), half_spectrum(kernel).to(dtype)
+    if batch == 1:      # no second row: one real inverse
+        product = torch.view_as_complex(multiply(u_spectrum, k_spectrum * scale))
+        y = torch.fft.irfft(product, n=2 * length, norm="forward")[..., :length]
+    else:
+        packed = pack(u_spectrum, k_spectrum, scale, packing)
+        z = torch.view_as_real(torch.fft.ifft(torch.view_as_complex(packed), norm="forward"))
+        y = z[:, :, :length].permute(0, 3, 1, 2).reshape(-1, channels, length)[:batch]
+    y = y.float() * out_gate.float() * row_factor * (kernel_factor * undo)
+    return y.to(x.dtype).contiguous().view(batch, streams, heads, length)
+
+
 def spectral_graph(dtype: torch.dtype, packing: Packing = PACKING) -> Function:
-    """The graph with transforms in `dtype` (torch.float16 or torch.float32), as a function of the four tensors."""
-    def spectral(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        batch, streams, heads, length = x.shape
-        channels = streams * heads
-        x, in_gate, out_gate = (t.view(batch, channels, length) for t in (x, in_gate, out_gate))
-        peak, scale, undo = scales(length)
+    """`spectral` with its transforms in `dtype`, as a function of the four tensors."""
+    def spectral_in(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+        return spectral(x, in_gate, out_gate, k, dtype, packing)
 
-        u, row_factor = normalised_rows(x, in_gate, peak, dtype)
-        kernel, kernel_factor = normalised_kernel(k.view(channels, length))
-        u_spectrum, k_spectrum = half_spectrum(u), half_spectrum(kernel).to(dtype)
-        if batch == 1:      # no second row: one real inverse
-            product = torch.view_as_complex(multiply(u_spectrum, k_spectrum * scale))
-            y = torch.fft.irfft(product, n=2 * length, norm="forward")[..., :length]
-        else:
-            packed = pack(u_spectrum, k_spectrum, scale, packing)
-            z = torch.view_as_real(torch.fft.ifft(torch.view_as_complex(packed), norm="forward"))
-            y = z[:, :, :length].permute(0, 3, 1, 2).reshape(-1, channels, length)[:batch]
-        y = y.float() * out_gate.float() * row_factor * (kernel_factor * undo)
-        return y.to(x.dtype).contiguous().view(batch, streams, heads, length)
+    return spectral_in
 
-    return spectral
+
+@functools.cache
+def compiled(config: SolverConfig) -> Function:
+    """`spectral` compiled under a config: one for every length and precision, so recompile_limit counts them all."""
+    return compile_graph(spectral, config)
 
 
 def pack(spectra: torch.Tensor, kernel: torch.Tensor, scale: float, packing: Packing) -> torch.Tensor:
@@ -120,13 +133,13 @@ def transform_dtype(length: int, device: torch.device, config: SolverConfig) -> 
 def build(config: SolverConfig, length: int, device: torch.device) -> Operator:
     """The spectral path for one length and device: one compiled graph a shape, or uncompiled where the config says so
     or Inductor has no C++ compiler (on a CPU). Raises ValueError as `transform_dtype` does."""
-    graph = spectral_graph(transform_dtype(length, device, config))
-    compiled = graph if missing_toolchain(device) else compile_graph(graph, config)
+    dtype = transform_dtype(length, device, config)
+    graph = spectral if missing_toolchain(device) else compiled(config)
 
     def call(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
         if not torch.is_autocast_enabled(x.device.type):
-            return compiled(x, in_gate, out_gate, k)
+            return graph(x, in_gate, out_gate, k, dtype)
         with torch.autocast(x.device.type, enabled=False):      # its casts refuse FP16 transforms
-            return compiled(x, in_gate, out_gate, k)
+            return graph(x, in_gate, out_gate, k, dtype)
 
     return call
