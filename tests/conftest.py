@@ -17,7 +17,7 @@ def forget():
     from glconv.spectral import graph, right_angle
 
     glconv._routes.clear()
-    glconv._last = None
+    glconv._last = glconv._NOTHING
     kept = [glconv._dataflow, glconv.operator_call, graph.compiled, right_angle.build]
     if "glconv.fused.launch" in sys.modules:
         from glconv.fused import launch

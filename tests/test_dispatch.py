@@ -65,6 +65,30 @@ def test_second_call_is_a_look_up(monkeypatch):
     assert_right(gated_causal_conv(*other, RIGHT_ANGLE), other)
 
 
+def test_the_last_signature_answers_for_no_other(forgetful):
+    """Whatever differs from the call before takes its own route, or is refused, as if there had been none before."""
+    x, in_gate, out_gate, k = inputs = draw(length=59)
+    eager = gated_causal_conv(*inputs, EAGER)
+    for _ in range(2):
+        assert torch.equal(gated_causal_conv(*inputs, EAGER), eager)
+        for others in (draw(length=58), draw(batch=2, length=59), (x.view(3, 1, 4, 59), in_gate.view(3, 1, 4, 59),
+                                                                   out_gate.view(3, 1, 4, 59), k.view(1, 4, 59))):
+            assert not glconv._last.alike(*others)
+            assert_right(gated_causal_conv(*others, EAGER), others)
+            gated_causal_conv(*inputs, EAGER)
+        assert_right(gated_causal_conv(x, x, x, k, EAGER), (x, x, x, k))
+        with pytest.raises(TypeError, match="k has dtype torch.float64"):
+            gated_causal_conv(x, in_gate, out_gate, k.double(), EAGER)
+        with pytest.raises(ValueError, match="x is not contiguous"):
+            gated_causal_conv(x.transpose(1, 2).contiguous().transpose(1, 2), in_gate, out_gate, k, EAGER)
+        with pytest.raises(ValueError, match="out_gate requires a gradient"):
+            gated_causal_conv(x, in_gate, out_gate.clone().requires_grad_(), k, EAGER)
+        with pytest.raises(TypeError, match="in_gate is"):
+            gated_causal_conv(x, None, out_gate, k, EAGER)
+        with pytest.raises(TypeError, match="config is"):
+            gated_causal_conv(*inputs, "eager")
+
+
 def test_routes_are_bounded(monkeypatch):
     monkeypatch.setattr(glconv, "_routes", {})
     monkeypatch.setattr(glconv, "_ROUTES_KEPT", 8)

@@ -4,14 +4,15 @@
     y = gated_causal_conv(x, in_gate, out_gate, k)
 
 The first call of a signature (shapes, dtypes, devices) checks the tensors and chooses a route; later calls of the same
-signature look that route up and take it.
+signature look that route up and take it, or find that it is the one taken last.
 """
 import functools
 import logging
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
+from torch.compiler import is_compiling
 
 from . import ops, reference  # noqa: F401  (ops registers the operators)
 from .config import SolverConfig, active_config
@@ -23,6 +24,8 @@ __version__ = "0.1.0"
 
 Operator = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 FUSED_PATHS = ("portable", "hopper")
+# Dynamo's own check of a graph's inputs: types, dispatch keys, dtypes, devices, sizes, strides, gradients wanted.
+TensorGuards: Any = torch._C._dynamo.guards.TensorGuards
 log = logging.getLogger(__name__)
 
 
@@ -34,7 +37,17 @@ class Route(NamedTuple):
     call: Operator
 
 
-_routes: dict[tuple, Operator] = {}
+class Known(NamedTuple):
+    """A signature that was met, as a check of four tensors that takes 0.3 us; the look-up of a signature takes 2."""
+
+    config: SolverConfig | None
+    alike: Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], bool]
+    call: Operator
+
+
+_routes: dict[tuple, Known] = {}
+_NOTHING = Known(None, lambda *tensors: False, reference.eager)
+_last = _NOTHING        # what answered the call before
 _ROUTES_KEPT = 4096     # a program that never repeats a shape must not grow without bound
 
 
@@ -56,8 +69,13 @@ def gated_causal_conv(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Te
     Raises:
         TypeError, ValueError: as `check` says; also for a tensor that requires a gradient while they are recorded.
     """
-    if torch.compiler.is_compiling():
+    global _last
+    if is_compiling():
         return _traced(x, in_gate, out_gate, k, config)
+    last_config, alike, call = _last
+    if last_config is config and alike(x, in_gate, out_gate, k):
+        return call(x, in_gate, out_gate, k)
+    known = None
     signature: tuple = ()
     try:
         # A hit proves that `check` passed before for an identical signature, so it is not run again.
@@ -68,15 +86,16 @@ def gated_causal_conv(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Te
             type(x), type(in_gate), type(out_gate), type(k),
             (x.requires_grad or in_gate.requires_grad or out_gate.requires_grad or k.requires_grad)
             and torch.is_grad_enabled())
-        call = _routes.get(signature)
+        known = _routes.get(signature)
     except (AttributeError, TypeError, RuntimeError):
-        call = None     # not four dense tensors and a config: the full check says which
-    if call is None:
-        call = _first_call(x, in_gate, out_gate, k, config)
+        pass        # not four dense tensors and a config: the full check says which
+    if known is None:
+        known = _first_call(x, in_gate, out_gate, k, config)
         if len(_routes) >= _ROUTES_KEPT:
             _routes.clear()
-        _routes[signature] = call
-    return call(x, in_gate, out_gate, k)
+        _routes[signature] = known
+    _last = known
+    return known.call(x, in_gate, out_gate, k)
 
 
 def describe(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor,
@@ -99,14 +118,19 @@ def _resolve(config: SolverConfig | None) -> SolverConfig:
 
 
 def _first_call(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor,
-                config: SolverConfig | None) -> Operator:
+                config: SolverConfig | None) -> Known:
     """Checks the arguments and chooses how calls of their signature are answered."""
     problem = check(x, in_gate, out_gate, k)
-    if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in (x, in_gate, out_gate, k)):
-        return torch.ops.glconv.gated_causal_conv       # fake tensors and other subclasses: the dispatcher knows them
+    tensors = x, in_gate, out_gate, k
+    if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in tensors):
+        # Fake tensors and other subclasses: the dispatcher knows them.
+        return Known(config, _NOTHING.alike, torch.ops.glconv.gated_causal_conv)
     route = _route(problem, _resolve(config))
     log.debug("%s: path %s, %s", problem, route.path, route.reason)
-    return route.call
+    if any(tensor.requires_grad for tensor in tensors):     # whether that is welcome depends on where the call stands
+        return Known(config, _NOTHING.alike, route.call)
+    alike = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    return Known(config, alike, route.call)
 
 
 def _traced(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor,

@@ -1,10 +1,11 @@
 """The few calls of the CUDA driver that a launch without waste needs, through ctypes.
 
 A jitted Triton launch binds and specialises its arguments anew at every call: 35 us on the host where the kernel runs
-19. `Entry` binds them once and afterwards changes only the pointers.
+19. `Entry` binds them once; afterwards only the pointers change.
 """
 import ctypes
 import functools
+import struct
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -21,9 +22,7 @@ class DriverError(RuntimeError):
 @functools.cache
 def library() -> ctypes.CDLL:
     """The CUDA driver of this machine. Raises OSError where there is none."""
-    cuda = ctypes.CDLL("libcuda.so.1")
-    cuda.cuLaunchKernel.argtypes = [ctypes.c_void_p] + [ctypes.c_uint] * 7 + [ctypes.c_void_p] * 3
-    return cuda
+    return ctypes.CDLL("libcuda.so.1")
 
 
 def succeed(code: int, what: str) -> None:
@@ -63,37 +62,68 @@ def tensor_map(base: int, sizes: tuple[int, ...], strides: tuple[int, ...], box:
     return encoded
 
 
+class LaunchConfig(ctypes.Structure):
+    """CUlaunchConfig."""
+
+    _fields_ = [("grid", ctypes.c_uint * 3), ("block", ctypes.c_uint * 3), ("shared", ctypes.c_uint),
+                ("stream", ctypes.c_void_p), ("attributes", ctypes.c_void_p), ("attribute_count", ctypes.c_uint64)]
+
+
+STREAM = LaunchConfig.stream.offset
+STREAM_CODES = "@QQQ"      # its end, from the stream on
+CODES: dict[str, Any] = {"i": ctypes.c_int32, "Q": ctypes.c_uint64}
+
+
 class Entry:
-    """A compiled kernel with its grid and its arguments bound; `arguments[i].value` may change between launches."""
+    """A compiled kernel with its grid and its constant arguments bound.
 
-    def __init__(self, compiled: Any, grid: int, arguments: Sequence[Any]) -> None:
-        """Raises DriverError when the kernel's parameters are not the ones given: then it was built by a Triton that
-        lays them out in another way."""
+    The stream and what tells where the tensors are lie in one record, which one call of `struct` writes: every
+    attribute set and every argument converted by ctypes would cost the host a tenth of a microsecond, each launch.
+    """
+
+    def __init__(self, compiled: Any, grid: int, before: Sequence[Any], tensors: str,
+                 after: Sequence[Any]) -> None:
+        """
+        Args:
+            compiled: the kernel, as Triton compiled it for the current device.
+            grid: programs.
+            tensors: `struct` codes of the arguments for x, in_gate, out_gate, k and y.
+            before, after: ctypes objects, the arguments on both sides of those.
+
+        Raises:
+            DriverError: the kernel's parameters are not these; a Triton built it that lays them out in another way.
+            AttributeError: the driver is older than CUDA 12.4.
+        """
         compiled._init_handles()
-        self.function, self.grid = ctypes.c_void_p(compiled.function), grid
-        self.threads, self.shared = 32 * compiled.metadata.num_warps, compiled.metadata.shared
-        self.arguments = list(arguments)
-        bound = [*arguments, *(ctypes.c_void_p() for _ in range(SCRATCH_POINTERS))]
-        sizes, given = parameter_sizes(compiled.function), [ctypes.sizeof(argument) for argument in bound]
-        if sizes != given[:len(sizes)] or len(sizes) < len(arguments) or compiled.metadata.global_scratch_size:
+        self.base = 0       # the address that the arguments `before` count from; callers keep it
+        self.layout = struct.Struct(STREAM_CODES + tensors)
+        self.record = ctypes.create_string_buffer(STREAM + self.layout.size)
+        config = LaunchConfig.from_buffer(self.record)
+        config.grid[:], config.block[:] = (grid, 1, 1), (32 * compiled.metadata.num_warps, 1, 1)
+        config.shared = compiled.metadata.shared
+        ends = [STREAM + struct.calcsize(STREAM_CODES + tensors[:n]) for n in range(1, len(tensors) + 1)]
+        self.bound = [*before, *(CODES[code].from_buffer(self.record, end - struct.calcsize(code))
+                                 for code, end in zip(tensors, ends)), *after,
+                      *(ctypes.c_void_p() for _ in range(SCRATCH_POINTERS))]
+        sizes, given = parameter_sizes(compiled.function), [ctypes.sizeof(argument) for argument in self.bound]
+        if sizes != given[:len(sizes)] or len(sizes) < len(given) - SCRATCH_POINTERS or (
+                compiled.metadata.global_scratch_size):
             raise DriverError(f"{compiled.metadata.name} takes parameters of {sizes} bytes; want {given}")
-        self.bound = bound
-        self.addresses = (ctypes.c_void_p * len(bound))(*(ctypes.addressof(argument) for argument in bound))
-        self.lock = threading.Lock()        # between writing the arguments and the launch that copies them
-        self.start = library().cuLaunchKernel
+        self.addresses = (ctypes.c_void_p * len(given))(*(ctypes.addressof(argument) for argument in self.bound))
+        self.lock = threading.Lock()        # between writing the record and the launch that copies it
+        self.start = library().cuLaunchKernelEx     # (config, function, addresses, None)
+        self.config, self.function = ctypes.byref(config), ctypes.c_void_p(compiled.function)
 
-    def point(self, index: int, argument: ctypes.Array) -> None:
-        """Replaces an argument that is passed by address, a tensor map."""
+    def replace(self, index: int, argument: Any) -> None:
+        """Another value for one of the arguments `before`. The caller holds `lock`."""
         self.bound[index] = argument
         self.addresses[index] = ctypes.addressof(argument)
 
-    def launch(self, stream: int) -> None:
-        """On a stream of the current device. The caller holds `lock`."""
-        where = self.function, self.grid, 1, 1, self.threads, 1, 1, self.shared, stream, self.addresses, None
-        code = self.start(*where)
+    def retry(self, code: int) -> None:
+        """After a launch that `start` refused with `code`. The caller holds `lock`. Raises DriverError."""
         if code == INVALID_CONTEXT:     # a thread that has not used the GPU yet
             import torch
 
             torch.cuda.set_device(torch.cuda.current_device())
-            code = self.start(*where)
+            code = self.start(self.config, self.function, self.addresses, None)
         succeed(code, "a kernel launch")

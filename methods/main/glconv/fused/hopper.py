@@ -313,14 +313,14 @@ def columns_of_eight(a):
 
 @gluon.jit(do_not_specialize=["x_row", "in_row", "out_row", "y_row", "B", "C", "stride", "steps", "share", "extra"])
 def right_angle_kernel(
-        window, x_row, in_row, out_row, y_row, y_ptr, k_ptr, f1_ptr, f2_ptr, tr_ptr, ti_ptr,
+        window, origin_ptr, x_row, in_row, out_row, k_ptr, y_row, f1_ptr, f2_ptr, tr_ptr, ti_ptr,
         B, C, stride, steps, share, extra, gain,
         N1: gl.constexpr, N2: gl.constexpr, TILES: gl.constexpr, BLOCKS: gl.constexpr):
     """One program: a contiguous share of the channel-major list of steps, `share` long, the first `extra` one longer.
 
     A step is TILES tiles: as many sequences of one channel, or (BLOCKS 2) the two blocks of one sequence. `stride`
-    elements lie between the tiles of a step. All tensors are seen through one window: x begins in its row x_row, of N2
-    elements, and so on.
+    elements lie between the tiles of a step. All signals are seen through one window of rows of N2 elements that begins
+    at `origin_ptr`: x in its row x_row, and so on.
     """
     N: gl.constexpr = N1 * N2
     W: gl.constexpr = TILES * N2
@@ -490,7 +490,7 @@ def right_angle_kernel(
                 zr_s.store(y_h)
                 if careful:
                     barrier()
-                    keep_finite(zr_s, y_ptr + row.to(gl.int64) * N2, stride, wide, N1, N2, W)
+                    keep_finite(zr_s, origin_ptr + (y_row + row).to(gl.int64) * N2, stride, wide, N1, N2, W)
                 mbarrier.expect(x_bar, BYTES, pred=more2)
                 mbarrier.expect(in_bar, BYTES, pred=more2)
                 mbarrier.expect(out_bar, BYTES, pred=more)
@@ -554,7 +554,7 @@ def compiled(plan: Plan, device: torch.device, matrices: tuple[torch.Tensor, ...
     shape = [plan.tiles, plan.n1, plan.n2]
     layout = gl.NVMMASharedLayout.get_default_for(shape, gl.float16)
     window = TensorDescriptor(Window(), shape, [plan.n1 * plan.n2, plan.n2, 1], shape, layout)
-    y, k = (torch.empty(1, dtype=dtype, device=device) for dtype in (torch.float16, torch.float32))
-    return right_angle_kernel.warmup(window, 0, 0, 0, 0, y, k, *matrices, *numbers, gain,
+    signal, k = (torch.empty(1, dtype=dtype, device=device) for dtype in (torch.float16, torch.float32))
+    return right_angle_kernel.warmup(window, signal, 0, 0, 0, k, 0, *matrices, *numbers, gain,
                                      N1=plan.n1, N2=plan.n2, TILES=plan.tiles, BLOCKS=plan.blocks,
                                      grid=(plan.programs,), num_warps=plan.warps, maxnreg=plan.registers)

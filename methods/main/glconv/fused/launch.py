@@ -4,6 +4,7 @@ import functools
 import logging
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -11,7 +12,7 @@ from .. import dft
 from ..contract import Problem
 from ..plan import Plan, device_of, make_plan
 from . import portable
-from .driver import DriverError, Entry, tensor_map
+from .driver import STREAM, DriverError, Entry, tensor_map
 
 try:
     from . import hopper
@@ -27,8 +28,12 @@ if HOPPER_MISSING:
 Operator = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 # All of a call's tensors are reached through one tensor map, whose rows begin at a multiple of 8 GiB: it depends on no
 # tensor, so it is made once, not at every call for each (four of them took 100 us).
+# Tensors begin in its first 2^30 rows; the plan keeps each one below as many.
 WINDOW = 1 << 33
 WINDOW_ROWS = 2 ** 31 - 1
+
+# Inductor's allocation on the current device: half the time of torch.empty_like.
+empty: Any = torch._C._dynamo.guards._empty_strided_cuda     # type: ignore[attr-defined]  # not in the type hints
 
 
 @functools.lru_cache(maxsize=4096)
@@ -48,7 +53,7 @@ def launcher(problem: Problem, plan: Plan) -> Operator:
     """
     with torch.cuda.device(problem.device):
         try:
-            return (Hopper if plan.path == "hopper" else Portable)(problem, plan)
+            return (Hopper if plan.path == "hopper" else Portable)(problem, plan).call
         except (AttributeError, DriverError) as error:
             if plan.path == "hopper":
                 log.warning("the Hopper kernel cannot be launched here: %s; the portable kernel serves", error)
@@ -71,40 +76,61 @@ class Jitted:
 
 
 class Bound:
-    """What the two kernels' launchers share: the device, its guard, the way out for pointers of another alignment."""
+    """A kernel through its compiled entry, for tensors of a certain alignment."""
 
-    ALIGNMENT = 16      # bytes
-    entry: Entry
-
-    def __init__(self, problem: Problem) -> None:
-        self.device = problem.device.index if problem.device.index is not None else torch.cuda.current_device()
+    def __init__(self, problem: Problem, entry: Entry, alignment: int, shift: int = 0, reach: int = 64) -> None:
+        """
+        Args:
+            alignment: bytes, a power of two, that every tensor begins at a multiple of.
+            shift, reach: the kernel counts signals in units of 2**shift bytes from the entry's base, and takes numbers
+                below 2**reach.
+        """
+        self.entry, self.alignment = entry, alignment
         self.any_alignment = Jitted(problem, plan_for(problem, "portable"))
+        self.call = self.bind(problem, shift, reach)
 
-    def __call__(self, x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
-        if torch._C._cuda_getDevice() != self.device:
-            with torch.cuda.device(self.device):
-                return self(x, in_gate, out_gate, k)
-        y = torch.empty_like(x)
-        pointers = x.data_ptr(), in_gate.data_ptr(), out_gate.data_ptr(), y.data_ptr(), k.data_ptr()
-        if (pointers[0] | pointers[1] | pointers[2] | pointers[3] | pointers[4]) % self.ALIGNMENT:
-            return self.any_alignment(x, in_gate, out_gate, k)
-        entry = self.entry
-        with entry.lock:
-            if self.fill(*pointers):
-                entry.launch(torch._C._cuda_getCurrentRawStream(self.device))
-                return y
+    def bind(self, problem: Problem, shift: int, reach: int) -> Operator:
+        """The call itself, as one flat function: in the middle of a program, where caches are cold, each further
+        frame and attribute costs the host about half a microsecond."""
+        device = problem.device.index if problem.device.index is not None else torch.cuda.current_device()
+        sizes = problem.batch, problem.streams, problem.heads, problem.length
+        strides = problem.channels * problem.length, problem.heads * problem.length, problem.length, 1
+        current_device, current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
+        entry, elsewhere, stray, half = self.entry, self.elsewhere, self.alignment - 1, torch.float16
+        lock, record, write, start = entry.lock, entry.record, entry.layout.pack_into, entry.start
+        config, function, addresses = entry.config, entry.function, entry.addresses
+
+        def call(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
+            if current_device() != device:
+                with torch.cuda.device(device):
+                    return call(x, in_gate, out_gate, k)
+            y = empty(sizes, strides, half)
+            x_at, in_at, out_at, k_at, y_at = (
+                x.data_ptr(), in_gate.data_ptr(), out_gate.data_ptr(), k.data_ptr(), y.data_ptr())
+            with lock:
+                base = entry.base
+                x_, in_, out_, y_ = (
+                    (x_at - base) >> shift, (in_at - base) >> shift, (out_at - base) >> shift, (y_at - base) >> shift)
+                if not ((x_at | in_at | out_at | k_at | y_at) & stray or (x_ | in_ | out_ | y_) >> reach):
+                    write(record, STREAM, current_stream(device), 0, 0, x_, in_, out_, k_at, y_)
+                    code = start(config, function, addresses, None)
+                    if code:
+                        entry.retry(code)
+                    return y
+            return elsewhere(x, in_gate, out_gate, k, (x_at, in_at, out_at, y_at))
+
+        return call
+
+    def elsewhere(self, x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor,
+                  signals: tuple[int, ...]) -> torch.Tensor:
+        """The result where the entry does not serve the tensors as they lie."""
         return self.any_alignment(x, in_gate, out_gate, k)
-
-    def fill(self, x: int, in_gate: int, out_gate: int, y: int, k: int) -> bool:
-        """Writes the pointers into the entry's arguments; False where they lie too far apart for it."""
-        raise NotImplementedError
 
 
 class Portable(Bound):
-    """The plain Triton kernel through its compiled entry."""
+    """The plain Triton kernel."""
 
     def __init__(self, problem: Problem, plan: Plan) -> None:
-        super().__init__(problem)
         align = math.gcd(problem.length, 16)
         sample = torch.empty(1, dtype=torch.float16, device=problem.device)
         kernel = torch.empty(1, dtype=torch.float32, device=problem.device)
@@ -114,59 +140,43 @@ class Portable(Bound):
             sample, sample, sample, kernel, sample, *self.constants, *sizes, grid=(plan.programs,),
             **portable.constants(plan, problem.length == plan.blocks * plan.n1 * plan.n2, align),
             num_warps=plan.warps, maxnreg=plan.registers)
-        pointers = [ctypes.c_void_p() for _ in range(5)]
-        self.entry = Entry(compiled, plan.programs, [
-            *pointers, *(ctypes.c_void_p(matrix.data_ptr()) for matrix in self.constants),
-            *(ctypes.c_int32(size) for size in sizes[:3]), ctypes.c_float(sizes[3])])
-
-    def fill(self, x: int, in_gate: int, out_gate: int, y: int, k: int) -> bool:
-        arguments = self.entry.arguments
-        arguments[0].value = x
-        arguments[1].value = in_gate
-        arguments[2].value = out_gate
-        arguments[3].value = k
-        arguments[4].value = y
-        return True
+        super().__init__(problem, Entry(compiled, plan.programs, [], "QQQQQ", [
+            *(ctypes.c_void_p(matrix.data_ptr()) for matrix in self.constants),
+            *(ctypes.c_int32(size) for size in sizes[:3]), ctypes.c_float(sizes[3])]), alignment=16)
 
 
 class Hopper(Bound):
-    """The Gluon kernel through its compiled entry."""
-
-    ALIGNMENT = 64      # a row of a tile
+    """The Gluon kernel."""
 
     def __init__(self, problem: Problem, plan: Plan) -> None:
-        super().__init__(problem)
         n1, n2, tiles, batch, channels = plan.n1, plan.n2, plan.tiles, problem.batch, problem.channels
         stride = n1 * n2 if plan.blocks > 1 else channels * problem.length
         steps = -(-batch * plan.blocks // tiles)
         numbers = batch, channels, stride, steps, *divmod(channels * steps, plan.programs)
         self.constants = hopper.constants(n1, n2, problem.device)
         self.axes = (n2, WINDOW_ROWS, tiles), (2 * n2, 2 * stride), (n2, n1, tiles)
-        self.base, self.row_bytes = 0, 2 * n2
-        self.reach = (WINDOW_ROWS - batch * channels * problem.length // n2) * self.row_bytes
         gain = dft.gain(n1, n2)
         compiled = hopper.compiled(plan, problem.device, self.constants, numbers, gain)
-        self.entry = Entry(compiled, plan.programs, [
+        row = 2 * n2    # bytes
+        super().__init__(problem, Entry(compiled, plan.programs, [
+            # the map, its three sizes and strides, and the address its rows count from
             tensor_map(0, *self.axes), *(ctypes.c_int32() for _ in range(3)), *(ctypes.c_int64() for _ in range(3)),
-            *(ctypes.c_int32() for _ in range(4)), ctypes.c_void_p(), ctypes.c_void_p(),
+            ctypes.c_void_p()], "iiiQi", [
             *(ctypes.c_void_p(matrix.data_ptr()) for matrix in self.constants),
-            *(ctypes.c_int32(number) for number in numbers), ctypes.c_float(gain)])
+            *(ctypes.c_int32(number) for number in numbers), ctypes.c_float(gain)]),
+            alignment=row, shift=row.bit_length() - 1, reach=30)
 
-    def fill(self, x: int, in_gate: int, out_gate: int, y: int, k: int) -> bool:
-        base, row_bytes = min(x, in_gate, out_gate, y) & -WINDOW, self.row_bytes
-        if max(x, in_gate, out_gate, y) - base > self.reach:
-            return False
-        if base != self.base:
-            self.entry.point(0, tensor_map(base, *self.axes))
-            self.base = base
-        arguments = self.entry.arguments    # the map, its three sizes and strides, then the rows
-        arguments[7].value = (x - base) // row_bytes
-        arguments[8].value = (in_gate - base) // row_bytes
-        arguments[9].value = (out_gate - base) // row_bytes
-        arguments[10].value = (y - base) // row_bytes
-        arguments[11].value = y
-        arguments[12].value = k
-        return True
+    def elsewhere(self, x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor,
+                  signals: tuple[int, ...]) -> torch.Tensor:
+        """Moves the window to where the tensors are; if it is there already they lie too far apart, or astray."""
+        entry, base = self.entry, min(signals) & -WINDOW
+        with entry.lock:
+            moved = base != entry.base
+            if moved:
+                entry.replace(0, tensor_map(base, *self.axes))
+                entry.replace(7, ctypes.c_void_p(base))
+                entry.base = base
+        return (self.call if moved else self.any_alignment)(x, in_gate, out_gate, k)
 
 
 def launch(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
