@@ -12,6 +12,9 @@ from collections.abc import Callable
 import torch
 
 BARRIER = re.compile(r"^\s*bar\.sync\s+0;\s*$", re.MULTILINE)
+# What says which barriers guard a product: those between stores into shared memory and the tensor cores' reading.
+LANDMARK = re.compile(r"^\s*(?:@%?\w+\s+)?"
+                      r"(bar\.sync|st\.shared|stmatrix|wgmma\.mma_async|ldmatrix|ld\.shared|mma\.sync)", re.MULTILINE)
 KERNELS = ("right_angle_kernel", "fused_kernel")
 
 
@@ -21,6 +24,14 @@ def without_barrier(ptx: str, number: int) -> str:
     if number >= len(found):
         raise ValueError(f"barrier {number} of {len(found)}")
     return ptx[:found[number].start()] + ptx[found[number].end():]
+
+
+def guards_of_products(ptx: str) -> list[int]:
+    """Numbers of the barriers that stand between stores into shared memory and a product or the loads of one."""
+    marks = [mark[1] for mark in LANDMARK.finditer(ptx)]
+    barriers = [place for place, mark in enumerate(marks) if mark == "bar.sync"]
+    return [number for number, place in enumerate(barriers) if marks[place - 1:place] in (["st.shared"], ["stmatrix"])
+            and marks[place + 1:place + 2] in (["wgmma.mma_async"], ["ldmatrix"])]
 
 
 def remove_barrier(number: int) -> None:

@@ -1,15 +1,14 @@
 """Faults planted in the kernels, each with the check that must find it; then the same checks without the fault.
 
-    python3 tests/gpu/planted.py [--barriers 4] [--limit 60] [--json out/planted.json]
+    python3 tests/gpu/planted.py [--limit 60] [--json out/planted.json]
 
-A barrier taken out: results differ from call to call or from float64, or racecheck reports a hazard. A plan too large
-for the card: an error that says so. A solver 8 per cent slower: bench --compare fails. Each fault lives in a process of
-its own. Exit status 1 when a kind of fault is not found, or a check fails without one.
+A barrier before a product taken out: results differ from call to call or from float64, or racecheck reports a hazard.
+A plan too large for the card: an error that says so. A solver 8 per cent slower: bench --compare fails. Each fault lives
+in a process of its own. Exit status 1 when a kind of fault is not found, or a check fails without one.
 """
 import argparse
 import functools
 import json
-import math
 import os
 import shutil
 import subprocess
@@ -49,8 +48,8 @@ def check(kernel: str) -> str:
     return f"{'right' if finding.right else f'wrong, {finding}'}; {differing} of {REPEATS} calls differ from the first"
 
 
-def barriers(kernel: str) -> int:
-    """How many barriers the kernel of SHAPE has, compiled for this GPU."""
+def barriers(kernel: str) -> list[int]:
+    """The barriers to take out of the kernel of SHAPE, compiled for this GPU: those that guard its products."""
     import glconv
     import plant
     from glconv.fused import launch
@@ -59,15 +58,16 @@ def barriers(kernel: str) -> int:
     batch, streams, heads, length = SHAPE
     problem = glconv.Problem(batch, streams, heads, length, torch.device("cuda", 0))
     from triton.backends.nvidia.compiler import CUDABackend
-    assemble, counts = CUDABackend.make_cubin, [0]
+    assemble, guards = CUDABackend.make_cubin, []
 
     def make_cubin(self, src, *arguments):
-        counts[0] = max(counts[0], len(plant.BARRIER.findall(src)))
+        if any(f".entry {name}" in src for name in plant.KERNELS):
+            guards[:] = plant.guards_of_products(src)
         return assemble(self, src, *arguments)
 
     CUDABackend.make_cubin = make_cubin
     launch.launcher(problem, launch.plan_for(problem, config.kernel))
-    return counts[0]
+    return guards
 
 
 def child(*arguments: str, limit: float) -> str:
@@ -124,7 +124,6 @@ def slowdown(limit: float) -> dict[str, str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--barriers", type=int, default=4, help="to take out, one at a time, of each kernel")
     parser.add_argument("--limit", type=float, default=60, help="seconds for a process")
     parser.add_argument("--skip-slowdown", action="store_true")
     parser.add_argument("--json", type=Path)
@@ -135,8 +134,8 @@ def main() -> int:
         return 2
     if options.child:
         kernel, fault = options.child
-        if fault == "count":
-            print(barriers(kernel))
+        if fault == "guards":
+            print(json.dumps(barriers(kernel)))
             return 0
         if fault != "none":
             import plant
@@ -149,14 +148,12 @@ def main() -> int:
     found: dict[str, dict[str, str]] = {}
     limit = options.limit
     with ThreadPoolExecutor(12) as pool:
-        counts = dict(zip(kernels, pool.map(lambda kernel: child(kernel, "count", limit=limit), kernels)))
+        guards = dict(zip(kernels, pool.map(lambda kernel: child(kernel, "guards", limit=limit), kernels)))
         jobs = [*((kernel, "none") for kernel in kernels), ("portable", "shared")]
         for kernel in kernels:
-            total = int(counts[kernel]) if counts[kernel].isdecimal() else 0
-            step = max(1, math.ceil(total / options.barriers))
-            jobs += [(kernel, f"barrier:{number}") for number in range(total - 1, -1, -step)]
+            jobs += [(kernel, f"barrier:{number}") for number in json.loads(guards[kernel])]
         checks = pool.map(lambda job: child(*job, limit=limit), jobs)
-        watched = [(kernel, fault) for kernel, fault in jobs if fault.startswith("barrier")][::2]
+        watched = [(kernel, fault) for kernel, fault in jobs if fault.startswith("barrier")]
         races = pool.map(lambda job: racecheck(*job, limit), watched)
         for (kernel, fault), said in zip(jobs, checks):
             found[f"{kernel} {fault}"] = {"calls": said}
@@ -181,7 +178,7 @@ def main() -> int:
     if options.json:
         from tools.report import write_json
 
-        write_json({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "barriers": counts,
+        write_json({"device": torch.cuda.get_device_name(), "torch": torch.__version__, "barriers": guards,
                     "found": found, "verdicts": verdicts}, options.json)
     return int(not all(verdicts.values()))
 
