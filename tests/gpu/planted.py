@@ -3,8 +3,8 @@
     python3 tests/gpu/planted.py [--limit 60] [--json out/planted.json]
 
 A barrier before a product taken out: results differ from call to call or from float64, or racecheck reports a hazard.
-A plan too large for the card: an error that says so. A solver 8 per cent slower: bench --compare fails. Each fault lives
-in a process of its own. Exit status 1 when a kind of fault is not found, or a check fails without one.
+A plan too large for the card: an error that says so. A solver 8 per cent slower: bench --compare fails. Each fault
+lives in a process of its own. Exit status 1 when a kind of fault is not found, or a check fails without one.
 """
 import argparse
 import functools
