@@ -135,17 +135,17 @@ def compile_hopper(row: Row | Plan, capability: int, full: bool = True, align: i
     from triton.experimental.gluon._runtime import GluonASTSource
     from triton.experimental.gluon.language import NVMMASharedLayout, float16
 
-    constants = {"N1": row.n1, "N2": row.n2, "TILES": row.tiles, "BLOCKS": row.blocks}
     shape = [row.tiles, row.n1, row.n2]
     box = f"tensordesc<fp16{shape},{NVMMASharedLayout.get_default_for(shape, float16)!r}>"
-    names = hopper.right_angle_kernel.arg_names
+    kernel, constants = hopper.kernel_of(row)
+    names = kernel.arg_names
     pointers = {name: "*fp32" if name == "k_ptr" else "*fp16" for name in names if name.endswith("_ptr")}
     types = {**pointers, "window": box, "gain": "fp32"}
     signature = {name: "constexpr" if name in constants else types.get(name, "i32") for name in names}
     aligned = {(names.index(name),): [["tt.divisibility", 16]] for name in pointers}
     values = {(names.index(name),): value for name, value in constants.items()}
     options = {"num_warps": row.warps, "maxnreg": row.registers}
-    return triton.compile(GluonASTSource(hopper.right_angle_kernel, signature, values, aligned),
+    return triton.compile(GluonASTSource(kernel, signature, values, aligned),
                           target=GPUTarget("cuda", capability, 32), options=options)
 
 

@@ -15,7 +15,7 @@ BARRIER = re.compile(r"^\s*bar\.sync\s+0;\s*$", re.MULTILINE)
 # What says which barriers guard a product: those between stores into shared memory and the tensor cores' reading.
 LANDMARK = re.compile(r"^\s*(?:@%?\w+\s+)?"
                       r"(bar\.sync|st\.shared|stmatrix|wgmma\.mma_async|ldmatrix|ld\.shared|mma\.sync)", re.MULTILINE)
-KERNELS = ("right_angle_kernel", "fused_kernel")
+KERNELS = ("right_angle_kernel", "single_kernel")
 
 
 def without_barrier(ptx: str, number: int) -> str:

@@ -152,7 +152,8 @@ class Hopper(Bound):
         n1, n2, tiles, batch, channels = plan.n1, plan.n2, plan.tiles, problem.batch, problem.channels
         stride = n1 * n2 if plan.blocks > 1 else channels * problem.length
         steps = -(-batch * plan.blocks // tiles)
-        numbers = batch, channels, stride, steps, *divmod(channels * steps, plan.programs)
+        shares = divmod(channels * steps, plan.programs)
+        numbers = shares if tiles == 1 else (batch, channels, stride, steps, *shares)
         self.constants = hopper.constants(n1, n2, problem.device)
         self.axes = (n2, WINDOW_ROWS, tiles), (2 * n2, 2 * stride), (n2, n1, tiles)
         gain = dft.gain(n1, n2)
