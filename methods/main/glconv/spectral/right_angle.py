@@ -32,8 +32,9 @@ from ..config import SolverConfig
 
 Operator = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
-# Elements of a slab for each thread: 0.75 MiB in complex64. With a third of it calls take a third more; with twice of it
-# temporaries leave a cache of 1 MiB, and malloc gives their pages back at every call: [1, 192, 2048] took twice as long.
+# Elements of a slab for each thread: 0.75 MiB in complex64. With a third of it calls take a third more; with twice of
+# it temporaries leave a cache of 1 MiB, and malloc gives their pages back at every call: [1, 192, 2048] took twice as
+# long.
 SLAB = 3 << 15
 FLOAT_EXPONENT_BITS = 0x7F800000
 WRAPPED = 0.25          # c: what is left of the second half in Q
