@@ -94,27 +94,43 @@ def show(report: dict[str, Any], out: Console) -> None:
               highlight=False, soft_wrap=True)
 
 
+def panels(cases: list[dict[str, Any]]) -> list[tuple[str, list[tuple[str, dict[str, Any]]]]]:
+    """What the picture shows side by side: (title of the axis, (tick, case) ...). Over batch at the length that most
+    cases have, over length at the largest batch of each."""
+    lengths = [case["length"] for case in cases]
+    usual = max(set(lengths), key=lengths.count)
+    over_batch = sorted((case for case in cases if case["length"] == usual), key=lambda case: case["batch"])
+    largest = {case["length"]: case for case in sorted(cases, key=lambda case: case["batch"])}
+    return [(f"batch, at length {usual}", [(str(case["batch"]), case) for case in over_batch]),
+            ("length (batch)", [(f"{length}\n({case['batch']})", case) for length, case in sorted(largest.items())])]
+
+
 def plot(report: dict[str, Any], path: Path) -> None:
-    """Share of the copy roofline, case by case, a line a path."""
+    """Share of the copy roofline over batch and over length, a line a path, each point with its speed-up over eager."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    cases = report["cases"]
-    figure, axes = pyplot.subplots(figsize=(10, 5), layout="constrained")
-    for name in ("eager", *PATHS):
-        points = [(index, 100 * case["paths"][name]["share"]) for index, case in enumerate(cases)
-                  if name in case["paths"]]
-        if points:
-            axes.plot(*zip(*points), marker="o", linestyle="--", label=name)
-    axes.set_xticks(range(len(cases)), [case["case"] for case in cases])
-    axes.set_xlabel("batch x length")
-    axes.set_ylabel("share of the copy roofline, %")
-    axes.set_ylim(0, 100)
-    axes.grid(axis="y", alpha=0.3)
-    axes.set_title(f"{report['device']}, {report['channels']} channels")
-    axes.legend(frameon=False)
+    figure, plots = pyplot.subplots(1, 2, figsize=(13, 5.5), layout="constrained", sharey=True)
+    for axes, (title, shown) in zip(plots, panels(report["cases"])):
+        for number, name in enumerate(("eager", *PATHS)):
+            points = [(index, case["paths"][name]) for index, (_, case) in enumerate(shown) if name in case["paths"]]
+            if not points:
+                continue
+            axes.plot([index for index, _ in points], [100 * taken["share"] for _, taken in points], marker="o",
+                      color=f"C{number}", label=name)
+            for index, taken in points if name != "eager" else ():
+                axes.annotate(f"{taken['speedup']:.1f}x", (index, 100 * taken["share"]), xytext=(0, 6),
+                              textcoords="offset points", ha="center", fontsize=8, color=f"C{number}")
+        axes.set_xticks(range(len(shown)), [tick for tick, _ in shown])
+        axes.set_xlabel(title)
+        axes.grid(axis="y", alpha=0.3)
+        axes.set_ylim(0, 100)
+    plots[0].set_ylabel("share of the copy roofline, %; times eager beside the points")
+    plots[0].legend(frameon=False, loc="upper left")
+    figure.suptitle(f"{report['device']}, {report['channels']} channels, GPU time" if report["device"] != "CPU" else
+                    f"CPU, {report['channels']} channels")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     pyplot.close(figure)
