@@ -161,6 +161,37 @@ def test_threads_share_one_compilation(counter):
     assert counter.frame_count == graph.compilations == 1
 
 
+def test_what_a_compilation_calls_may_call_a_graph(counter, monkeypatch):
+    """The lock is the process's and reentrant: a warning's hook, for one, runs while it is held."""
+    graph = compile_graph(lambda x: x * 2, SolverConfig(graph="spectral", recompile_limit=1))
+    graph(torch.ones(1))
+    seen = []
+
+    def hook(*warning):
+        seen.append(graph(torch.ones(1)).tolist())
+        if len(seen) == 1:
+            seen.append(graph(torch.ones(3)).tolist())
+
+    monkeypatch.setattr(warnings, "showwarning", hook)
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = hook
+        thread = threading.Thread(target=lambda: seen.append(graph(torch.ones(2)).tolist()), daemon=True)
+        thread.start()
+        thread.join(20)
+    assert not thread.is_alive()
+    assert seen[-1] == [2.0] * 2
+
+
+def test_tensors_given_twice_are_a_signature_of_their_own(counter):
+    graph = compile_graph(lambda x, y: x * y, SolverConfig(graph="spectral", recompile_limit=3))
+    x, y = torch.ones(3), torch.ones(3)
+    for _ in range(2):
+        graph(x, y)
+        graph(x, x)
+    assert counter.frame_count == graph.compilations == 2
+
+
 def test_host_settings_stay_as_they_were(counter):
     known = ("recompile_limit", "accumulated_recompile_limit", "fail_on_recompile_limit_hit",
              "assume_static_by_default", "automatic_dynamic_shapes")

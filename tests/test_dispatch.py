@@ -89,6 +89,71 @@ def test_the_last_signature_answers_for_no_other(forgetful):
             gated_causal_conv(*inputs, "eager")
 
 
+NESTED = """
+import sys, torch
+sys.path.insert(0, {package!r})
+from glconv import gated_causal_conv, SolverConfig
+config = SolverConfig(graph="eager")
+tensors = [torch.randn(2, 1, 2, 8).half() for _ in range(3)] + [torch.randn(1, 2, 8)]
+for position in range(4):
+    for _ in range(2):
+        gated_causal_conv(*tensors, config)
+    nested = torch.nested.nested_tensor([tensors[position][0]] * 2)
+    try:
+        gated_causal_conv(*tensors[:position], nested, *tensors[position + 1:], config)
+    except (TypeError, ValueError) as error:
+        print(error)
+"""
+
+
+def test_a_nested_tensor_after_a_dense_one(tmp_path):
+    """In a process of its own: Dynamo's check of a nested tensor's strides would end it."""
+    said = run_python(NESTED.format(package=str(ROOT / "methods" / "main")), tmp_path).splitlines()
+    assert len(said) == 4
+    assert all("nested" in line for line in said)
+
+
+def test_a_signature_first_met_in_another_mode_is_remembered_in_this_one(forgetful):
+    inputs = draw(length=57)
+    with torch.inference_mode():
+        gated_causal_conv(*inputs, EAGER)
+    for _ in range(2):
+        assert_right(gated_causal_conv(*inputs, EAGER), inputs)
+    assert glconv._last.alike(*inputs)
+    k = torch.nn.Parameter(inputs[3])
+    with torch.no_grad():
+        gated_causal_conv(*inputs[:3], k, EAGER)
+        assert glconv._last.alike(*inputs[:3], k)
+        gated_causal_conv(*inputs[:3], k, EAGER)
+    assert not glconv._last.alike(*inputs[:3], k)
+    with pytest.raises(ValueError, match="^k requires a gradient"):
+        gated_causal_conv(*inputs[:3], k, EAGER)
+
+
+def test_a_lazily_negated_view_is_refused(forgetful):
+    """A kernel reads memory, where the sign is not."""
+    x, in_gate, out_gate, k = inputs = draw(length=56)
+    for _ in range(2):
+        gated_causal_conv(*inputs, EAGER)
+        with pytest.raises(ValueError, match=r"^k is a lazily negated view; want k.resolve_neg\(\)$"):
+            gated_causal_conv(x, in_gate, out_gate, torch._neg_view(k), EAGER)
+
+
+def test_a_layout_of_another_library_is_refused(forgetful):
+    x, in_gate, out_gate, k = inputs = draw(length=55)
+    for _ in range(2):
+        gated_causal_conv(*inputs, EAGER)
+        with pytest.raises((TypeError, ValueError), match="^k "):
+            gated_causal_conv(x, in_gate, out_gate, k.to_mkldnn(), EAGER)
+
+
+def test_symbolic_tracing():
+    inputs = draw(length=54)
+    traced = torch.fx.experimental.proxy_tensor.make_fx(
+        lambda *tensors: gated_causal_conv(*tensors, RIGHT_ANGLE), tracing_mode="symbolic")(*inputs)
+    assert_right(traced(*inputs), inputs)
+
+
 def test_routes_are_bounded(monkeypatch):
     monkeypatch.setattr(glconv, "_routes", {})
     monkeypatch.setattr(glconv, "_ROUTES_KEPT", 8)

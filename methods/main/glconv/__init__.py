@@ -73,27 +73,37 @@ def gated_causal_conv(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Te
     if is_compiling():
         return _traced(x, in_gate, out_gate, k, config)
     last_config, alike, call = _last
-    if last_config is config and alike(x, in_gate, out_gate, k):
+    try:
+        # Of a nested tensor Dynamo's check would ask for strides, which ends the process.
+        same = last_config is config and not (
+            x.is_nested or in_gate.is_nested or out_gate.is_nested or k.is_nested) and alike(x, in_gate, out_gate, k)
+    except AttributeError:
+        same = False        # not a tensor
+    if same:
         return call(x, in_gate, out_gate, k)
     known = None
-    signature: tuple = ()
+    signature: tuple | None = None
     try:
         # A hit proves that `check` passed before for an identical signature, so it is not run again.
         signature = (
             config, x.shape, in_gate.shape, out_gate.shape, k.shape, x.dtype, in_gate.dtype, out_gate.dtype, k.dtype,
             x.device, in_gate.device, out_gate.device, k.device,
             x.is_contiguous(), in_gate.is_contiguous(), out_gate.is_contiguous(), k.is_contiguous(),
-            type(x), type(in_gate), type(out_gate), type(k),
+            x.layout, in_gate.layout, out_gate.layout, k.layout, type(x), type(in_gate), type(out_gate), type(k),
+            x.is_neg() or in_gate.is_neg() or out_gate.is_neg() or k.is_neg(),
             (x.requires_grad or in_gate.requires_grad or out_gate.requires_grad or k.requires_grad)
             and torch.is_grad_enabled())
         known = _routes.get(signature)
     except (AttributeError, TypeError, RuntimeError):
-        pass        # not four dense tensors and a config: the full check says which
+        signature = None    # not four dense tensors and a config, and the full check says which; or symbolic sizes
     if known is None:
         known = _first_call(x, in_gate, out_gate, k, config)
         if len(_routes) >= _ROUTES_KEPT:
             _routes.clear()
-        _routes[signature] = known
+        if signature is not None:
+            _routes[signature] = known
+    elif signature and not known.alike(x, in_gate, out_gate, k):    # first met in another mode, inference for example
+        known = _routes[signature] = known._replace(alike=_alike(x, in_gate, out_gate, k))
     _last = known
     return known.call(x, in_gate, out_gate, k)
 
@@ -120,17 +130,28 @@ def _resolve(config: SolverConfig | None) -> SolverConfig:
 def _first_call(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor,
                 config: SolverConfig | None) -> Known:
     """Checks the arguments and chooses how calls of their signature are answered."""
-    problem = check(x, in_gate, out_gate, k)
-    tensors = x, in_gate, out_gate, k
-    if any(type(tensor) not in (torch.Tensor, torch.nn.Parameter) for tensor in tensors):
+    problem, resolved = check(x, in_gate, out_gate, k), _resolve(config)
+    if not _plain(x, in_gate, out_gate, k):
         # Fake tensors and other subclasses: the dispatcher knows them.
         return Known(config, _NOTHING.alike, torch.ops.glconv.gated_causal_conv)
-    route = _route(problem, _resolve(config))
+    route = _route(problem, resolved)
     log.debug("%s: path %s, %s", problem, route.path, route.reason)
-    if any(tensor.requires_grad for tensor in tensors):     # whether that is welcome depends on where the call stands
-        return Known(config, _NOTHING.alike, route.call)
-    alike = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
-    return Known(config, alike, route.call)
+    return Known(config, _alike(x, in_gate, out_gate, k), route.call)
+
+
+def _plain(*tensors: torch.Tensor) -> bool:
+    return all(type(tensor) in (torch.Tensor, torch.nn.Parameter) for tensor in tensors)
+
+
+def _alike(*tensors: torch.Tensor) -> Callable[..., bool]:
+    """A check of four tensors for the signature of these. Never true where a tensor is given twice; of tensors that
+    require a gradient only while none is recorded."""
+    if not _plain(*tensors) or len(set(map(id, tensors))) < len(tensors):
+        return _NOTHING.alike
+    same = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
+    if any(tensor.requires_grad for tensor in tensors):
+        return lambda *others: not torch.is_grad_enabled() and same(*others)
+    return same
 
 
 def _traced(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor,

@@ -34,14 +34,19 @@ class RecompileLimitWarning(UserWarning):
     """More signatures were met than `recompile_limit` graphs; those beyond it run uncompiled."""
 
 
+# One for all graphs: the settings that a compilation holds are the process's. Reentrant: what a compilation calls, a
+# warning's hook for example, may call a graph.
+COMPILING = threading.RLock()
+
+
 class CompiledGraph:
     """A function of tensors, compiled by Inductor once for each signature.
 
     A signature is what Dynamo specialises a graph on: shapes, strides, dtypes and devices of tensors, other arguments
-    as they are (hashable ones), and the modes a call is made in. With `dynamic` one graph with symbolic sizes serves
-    all signatures (Dynamo may still need a few). At most `recompile_limit` graphs are made. Signatures met later run
-    uncompiled, right but slower; each gives a RecompileLimitWarning that names the signature and the knob, and those
-    already compiled stay so. Threads may share one of these: a signature is compiled once.
+    as they are (hashable ones), which of them are one object, and the modes a call is made in. With `dynamic` one graph
+    with symbolic sizes serves all signatures (Dynamo may still need a few). At most `recompile_limit` graphs are made.
+    Signatures met later run uncompiled, right but slower; each gives a RecompileLimitWarning that names the signature
+    and the knob, and those already compiled stay so. Threads may share one of these: a signature is compiled once.
     """
 
     def __init__(self, function: Function, config: SolverConfig) -> None:
@@ -52,7 +57,6 @@ class CompiledGraph:
         self.compilations = 0
         self._shared: Function | None = None
         self._replays = replays_cuda_graphs(config)
-        self._compiling = threading.Lock()
 
     def __call__(self, *arguments: Any) -> Any:
         graph = self.graphs.get(signature(arguments))
@@ -66,7 +70,7 @@ class CompiledGraph:
         from torch._dynamo.exc import FailOnRecompileLimitHit
 
         key = signature(arguments)
-        with self._compiling:
+        with COMPILING:
             graph = self.graphs.get(key)        # another thread may have been first
             if graph:
                 return graph(*arguments)
@@ -108,7 +112,10 @@ class CompiledGraph:
 
 def signature(arguments: tuple) -> tuple:
     """What a graph is specialised on: see `CompiledGraph`."""
+    given = [id(value) for value in arguments]
+    twice = tuple(map(given.index, given)) if len(set(given)) < len(given) else ()
     return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.get_num_threads(),
+            torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled(), twice,
             *((value.shape, value.stride(), value.dtype, value.device, value.is_inference(), value.requires_grad)
               if isinstance(value, torch.Tensor) else value for value in arguments))
 

@@ -42,8 +42,9 @@ def check(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: tor
     Raises:
         TypeError: an argument is not a tensor, or has the wrong dtype.
         ValueError: anything else: wrong rank or shape, an empty axis other than batch, mixed or unsupported devices, a
-            layout that is not dense and contiguous, or a tensor that requires a gradient while gradients are recorded
-            (there is no backward pass yet; under torch.no_grad() and torch.inference_mode() such tensors are welcome).
+            layout that is not dense and contiguous, a lazily negated view, or a tensor that requires a gradient while
+            gradients are recorded (there is no backward pass yet; under torch.no_grad() and torch.inference_mode() such
+            tensors are welcome).
     """
     signals = {"x": x, "in_gate": in_gate, "out_gate": out_gate}
     for name, tensor in signals.items():
@@ -82,6 +83,8 @@ def _check_tensor(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> None:
     if not tensor.is_contiguous():
         raise ValueError(f"{name} is not contiguous: shape {list(tensor.shape)}, strides {list(tensor.stride())}; "
                          f"want a contiguous tensor, such as {name}.contiguous()")
+    if not torch.compiler.is_compiling() and tensor.is_neg():     # Dynamo cannot ask; the dispatcher resolves it there
+        raise ValueError(f"{name} is a lazily negated view; want {name}.resolve_neg()")
     if tensor.requires_grad and torch.is_grad_enabled():
         raise ValueError(f"{name} requires a gradient, which glconv cannot give yet; want {name}.detach(), or the call "
                          "under torch.no_grad()")

@@ -81,11 +81,12 @@ class Entry:
     attribute set and every argument converted by ctypes would cost the host a tenth of a microsecond, each launch.
     """
 
-    def __init__(self, compiled: Any, grid: int, before: Sequence[Any], tensors: str,
+    def __init__(self, compiled: Any, device: int, grid: int, before: Sequence[Any], tensors: str,
                  after: Sequence[Any]) -> None:
         """
         Args:
             compiled: the kernel, as Triton compiled it for the current device.
+            device: that device's number.
             grid: programs.
             tensors: `struct` codes of the arguments for x, in_gate, out_gate, k and y.
             before, after: ctypes objects, the arguments on both sides of those.
@@ -95,6 +96,7 @@ class Entry:
             AttributeError: the driver is older than CUDA 12.4.
         """
         compiled._init_handles()
+        self.device = device
         self.base = 0       # the address that the arguments `before` count from; callers keep it
         self.layout = struct.Struct(STREAM_CODES + tensors)
         self.record = ctypes.create_string_buffer(STREAM + self.layout.size)
@@ -122,8 +124,8 @@ class Entry:
     def retry(self, code: int) -> None:
         """After a launch that `start` refused with `code`. The caller holds `lock`. Raises DriverError."""
         if code == INVALID_CONTEXT:     # a thread that has not used the GPU yet
-            import torch
-
-            torch.cuda.set_device(torch.cuda.current_device())
+            context = ctypes.c_void_p()
+            succeed(library().cuDevicePrimaryCtxRetain(ctypes.byref(context), self.device), "taking a device's context")
+            succeed(library().cuCtxSetCurrent(context), "making a context current")
             code = self.start(self.config, self.function, self.addresses, None)
         succeed(code, "a kernel launch")

@@ -62,6 +62,11 @@ def launcher(problem: Problem, plan: Plan) -> Operator:
             return Jitted(problem, plan)
 
 
+def index_of(device: torch.device) -> int:
+    """A CUDA device's number, the current one's where it names none."""
+    return device.index if device.index is not None else torch.cuda.current_device()
+
+
 class Jitted:
     """The portable kernel through Triton's own launcher: any alignment, 35 us a call."""
 
@@ -92,7 +97,7 @@ class Bound:
     def bind(self, problem: Problem, shift: int, reach: int) -> Operator:
         """The call itself, as one flat function: in the middle of a program, where caches are cold, each further
         frame and attribute costs the host about half a microsecond."""
-        device = problem.device.index if problem.device.index is not None else torch.cuda.current_device()
+        device = index_of(problem.device)
         sizes = problem.batch, problem.streams, problem.heads, problem.length
         strides = problem.channels * problem.length, problem.heads * problem.length, problem.length, 1
         current_device, current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
@@ -117,6 +122,7 @@ class Bound:
                     if code:
                         entry.retry(code)
                     return y
+            del y       # what answers instead makes its own, in the same place
             return elsewhere(x, in_gate, out_gate, k, (x_at, in_at, out_at, y_at))
 
         return call
@@ -140,7 +146,7 @@ class Portable(Bound):
             sample, sample, sample, kernel, sample, *self.constants, *sizes, grid=(plan.programs,),
             **portable.constants(plan, problem.length == plan.blocks * plan.n1 * plan.n2, align),
             num_warps=plan.warps, maxnreg=plan.registers)
-        super().__init__(problem, Entry(compiled, plan.programs, [], "QQQQQ", [
+        super().__init__(problem, Entry(compiled, index_of(problem.device), plan.programs, [], "QQQQQ", [
             *(ctypes.c_void_p(matrix.data_ptr()) for matrix in self.constants),
             *(ctypes.c_int32(size) for size in sizes[:3]), ctypes.c_float(sizes[3])]), alignment=16)
 
@@ -159,7 +165,7 @@ class Hopper(Bound):
         gain = dft.gain(n1, n2)
         compiled = hopper.compiled(plan, problem.device, self.constants, numbers, gain)
         row = 2 * n2    # bytes
-        super().__init__(problem, Entry(compiled, plan.programs, [
+        super().__init__(problem, Entry(compiled, index_of(problem.device), plan.programs, [
             # the map, its three sizes and strides, and the address its rows count from
             tensor_map(0, *self.axes), *(ctypes.c_int32() for _ in range(3)), *(ctypes.c_int64() for _ in range(3)),
             ctypes.c_void_p()], "iiiQi", [
