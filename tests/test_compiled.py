@@ -244,14 +244,14 @@ def test_replayed_results_are_copied():
 
 
 @pytest.mark.parametrize(("variable", "lack"), [("no-such-compiler", "no C.. compiler"), (None, "Python's headers")])
-def test_a_missing_toolchain_is_logged_and_runs_uncompiled(monkeypatch, caplog, tmp_path, variable, lack):
+def test_a_missing_toolchain_is_logged_and_runs_uncompiled(monkeypatch, caplog, tmp_path, forgetful, variable,
+                                                           lack):
     if variable:
         monkeypatch.setenv("CXX", variable)
     else:
         monkeypatch.setattr(compiled.shutil, "which", lambda name: "/usr/bin/g++")
         monkeypatch.setattr(compiled.sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     missing_toolchain.cache_clear()
-    right_angle.build.cache_clear()
     try:
         path = right_angle.build(SolverConfig(), CPU)
         assert path is right_angle.convolve
@@ -261,7 +261,6 @@ def test_a_missing_toolchain_is_logged_and_runs_uncompiled(monkeypatch, caplog, 
         assert right(path(*tensors), tensors)
     finally:
         missing_toolchain.cache_clear()
-        right_angle.build.cache_clear()
 
 
 @needs_compiler

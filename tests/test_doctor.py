@@ -1,13 +1,11 @@
 """python -m tools doctor and sealed: what they report, and the exit status that scripts go by."""
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import typer
+from commands import run_tools
 from glconv import reference
 
 from tools import bench, doctor, judge, sealed
@@ -16,13 +14,8 @@ ROOT = Path(__file__).resolve().parent.parent
 CPU = torch.device("cpu")
 
 
-def run(*arguments, **variables):
-    return subprocess.run([sys.executable, "-m", "tools", *map(str, arguments)], cwd=ROOT, env=os.environ | variables,
-                          capture_output=True, text=True, timeout=200)
-
-
 def test_report_of_a_cpu_without_a_compiler():
-    done = run("doctor", "--cpu", "--json", "-", CXX="no-such-compiler", GLCONV_CONFIG="")
+    done = run_tools("doctor", "--cpu", "--json", "-", CXX="no-such-compiler", GLCONV_CONFIG="")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads(done.stdout)
     assert report["torch"] == torch.__version__
@@ -85,7 +78,7 @@ def test_exit_status(monkeypatch, capsys):
 
 
 def test_sealed_cases_are_judged_and_recorded(tmp_path):
-    done = run("sealed", "--seed", 5, "--count", 2, "--repeats", 3, "--device", "cpu", "--json",
+    done = run_tools("sealed", "--seed", 5, "--count", 2, "--repeats", 3, "--device", "cpu", "--json",
                tmp_path / "record.json", "--method", ROOT / "tests" / "methods" / "honest")
     assert done.returncode == 0, done.stdout + done.stderr
     record = json.loads((tmp_path / "record.json").read_text())
@@ -96,7 +89,7 @@ def test_sealed_cases_are_judged_and_recorded(tmp_path):
 
 
 def test_wrong_sealed_case_fails():
-    done = run("sealed", "--seed", 5, "--count", 1, "--repeats", 3, "--device", "cpu", "--method",
+    done = run_tools("sealed", "--seed", 5, "--count", 1, "--repeats", 3, "--device", "cpu", "--method",
                ROOT / "tests" / "methods" / "wrong_answer")
     assert done.returncode == 1
     assert "WRONG " in done.stdout

@@ -52,9 +52,10 @@ class Driver:
         return 0
 
 
-def entry(monkeypatch, before, tensors, **options):
-    sizes = [*map(ctypes.sizeof, before), *(ctypes.sizeof(driver.CODES[code]) for code in tensors),
-             *map(ctypes.sizeof, AFTER), *[8] * driver.SCRATCH_POINTERS]
+def entry(monkeypatch, before, tensors, sizes=None, **options):
+    """An Entry over a stand-in for the driver, whose kernel takes parameters of these sizes; by default as given."""
+    sizes = sizes or [*map(ctypes.sizeof, before), *(ctypes.sizeof(driver.CODES[code]) for code in tensors),
+                      *map(ctypes.sizeof, AFTER), *[8] * driver.SCRATCH_POINTERS]
     stand_in = Driver(sizes, **options)
     monkeypatch.setattr(driver, "library", lambda: stand_in)
     metadata = types.SimpleNamespace(num_warps=4, shared=777, global_scratch_size=0, name="kernel")
@@ -93,9 +94,5 @@ def test_a_thread_without_a_context_gets_the_devices(monkeypatch):
 
 
 def test_another_parameter_list_is_refused(monkeypatch):
-    stand_in = Driver([8, 8, 4])
-    monkeypatch.setattr(driver, "library", lambda: stand_in)
-    metadata = types.SimpleNamespace(num_warps=4, shared=777, global_scratch_size=0, name="kernel")
-    compiled = types.SimpleNamespace(_init_handles=lambda: None, metadata=metadata, function=1234)
     with pytest.raises(driver.DriverError, match=r"^kernel takes parameters of \[8, 8, 4\] bytes; want \[8,"):
-        driver.Entry(compiled, 0, 1, [], "QQQQQ", AFTER)
+        entry(monkeypatch, [], "QQQQQ", sizes=[8, 8, 4])

@@ -3,6 +3,7 @@
 On a GPU tests/gpu/planted.py does the same for kernels: a barrier taken out, a plan too large, a slowdown of 6 %.
 """
 import dataclasses
+import functools
 import json
 import os
 import re
@@ -11,9 +12,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import commands
 import pytest
 
 from tools import bench
+
+run_tools = functools.partial(commands.run_tools, limit=280)
 
 ROOT = Path(__file__).resolve().parent.parent
 METHODS = ROOT / "tests" / "methods"
@@ -83,13 +87,8 @@ def test_plan_that_asks_for_too_much_shared_memory():
     assert "bytes of shared memory, the card gives 101376" in found
 
 
-def run_tools(*arguments, **variables):
-    return subprocess.run([sys.executable, "-m", "tools", *map(str, arguments)], cwd=ROOT, env=os.environ | variables,
-                          capture_output=True, text=True, timeout=280)
-
-
 WITHOUT_BARRIER = """
-import subprocess, sys, tempfile
+import sys
 sys.path[:0] = [{root!r}, {package!r}, {gpu!r}]
 import plant
 from glconv.plan import CARDS, table
@@ -98,11 +97,7 @@ row = next(row for row in table((8, 6)) if (row.n1, row.n2, row.blocks) == (64, 
 
 def count():
     kernel = resources.compile_portable(row, 86)
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(kernel.asm["cubin"])
-        file.flush()
-        code = subprocess.run([resources.BINARIES / "cuobjdump", "--dump-sass", file.name], capture_output=True,
-                              text=True, check=True).stdout
+    code = resources.dump(kernel.asm["cubin"], "--dump-sass")
     return len(plant.BARRIER.findall(kernel.asm["ptx"])), code.count("BAR.SYNC")
 
 before = count()

@@ -1,11 +1,10 @@
 """What the plans take of cards that are not here, and what the tools say about it."""
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import run_tools
 from glconv.plan import CARDS, make_plan, table
 
 from tools import explain, resources
@@ -56,18 +55,14 @@ def test_too_much_shared_memory_is_found():
     assert "the card gives 2048" in " ".join(resources.measure(row_of((8, 6), "16x16x1"), card, True).problems)
 
 
-def run(*arguments):
-    return subprocess.run([sys.executable, "-m", "tools", *arguments], cwd=ROOT, capture_output=True, text=True)
-
-
 def test_resources_command():
-    done = run("resources", "--capability", "8.6", "--rows", "16x16x1", "--json")
+    done = run_tools("resources", "--capability", "8.6", "--rows", "16x16x1", "--json")
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert report["failures"] == 0
     assert {plan["variant"] for plan in report["plans"]} == {"full", "masked"}
     assert all(plan["stack"] == 0 and plan["shared"] <= plan["shared_limit"] for plan in report["plans"])
-    unknown = run("resources", "--capability", "7.0")
+    unknown = run_tools("resources", "--capability", "7.0")
     assert unknown.returncode == 2
     assert "known: 8.0, 8.6, 8.9, 9.0, 10.0, 12.0" in " ".join(unknown.stderr.split())
 
@@ -83,14 +78,14 @@ def test_exit_status_tells_of_a_problem(monkeypatch, capsys):
 
 def test_explain_command():
     sizes = ("--batch", "8", "--streams", "4", "--heads", "192", "--length", "2048")
-    done = run("explain", *sizes, "--capability", "8.6")
+    done = run_tools("explain", *sizes, "--capability", "8.6")
     assert done.returncode == 0, done.stderr
     for part in ("RTX A6000", "path          portable", "arithmetic", "of the copy roofline", "times eager", "Assumed"):
         assert part in done.stdout
-    told = json.loads(run("explain", *sizes, "--capability", "8.6", "--json").stdout)
+    told = json.loads(run_tools("explain", *sizes, "--capability", "8.6", "--json").stdout)
     assert told["plan"] == dataclasses.asdict(make_plan(8, 768, 2048, CARDS[8, 6]))
     assert told["estimate"]["bytes"] == 768 * 2048 * (8 * 8 + 4)
-    long = run("explain", "--batch", "1", "--streams", "1", "--heads", "1", "--length", "20000", "--capability", "8.6")
+    long = run_tools("explain", "--batch", 1, "--streams", 1, "--heads", 1, "--length", 20000, "--capability", 8.6)
     assert "path          spectral" in long.stdout
     assert "takes lengths up to 16384, not 20000" in long.stdout
 

@@ -1,25 +1,18 @@
 """python -m tools roofline: every case on every path of the device, against the copy's time; a table and a picture."""
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from commands import run_tools
 
 from tools import roofline
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def run(*arguments):
-    return subprocess.run([sys.executable, "-m", "tools", "roofline", *map(str, arguments)], cwd=ROOT,
-                          env=os.environ | {"COLUMNS": "200"}, capture_output=True, text=True, timeout=200)
-
-
 def test_cases_on_a_cpu(tmp_path):
-    done = run("--device", "cpu", "--cases", "1x256,2x64", "--channels", 8, "--repeats", 3, "--json",
-               tmp_path / "r.json", "--plot", tmp_path / "r.png")
+    done = run_tools("roofline", "--device", "cpu", "--cases", "1x256,2x64", "--channels", 8, "--repeats", 3, "--json",
+                     tmp_path / "r.json", "--plot", tmp_path / "r.png", COLUMNS="200")
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "r.json").read_text())
     for case, moved in zip(report["cases"], (8 * 256 * (8 + 4), 8 * 64 * (16 + 4))):
@@ -34,7 +27,7 @@ def test_cases_on_a_cpu(tmp_path):
 
 
 def test_an_unknown_path_lists_the_known():
-    done = run("--device", "cpu", "--paths", "fastest")
+    done = run_tools("roofline", "--device", "cpu", "--paths", "fastest", COLUMNS="200")
     assert done.returncode == 2
     assert "unknown path fastest; known: spectral, right-angle, portable, hopper" in done.stderr
 

@@ -63,8 +63,8 @@ def examine(job: dict[str, Any]) -> dict[str, Any]:
 
     device = torch.device(job["device"])
     solver, config = make_solver(job["name"], job["path"], device)
-    cases = [Case(**case) for case in job["cases"]]
     examiner = Examiner(SimpleNamespace(solve=solver), device, job["repeats"])      # type: ignore[arg-type]
+    cases = [Case(**case) for case in job["cases"]]
     result: dict[str, Any] = {"batches": {str(case.batch): {} for case in cases}}
     with device_lock(job["lock"], alone=benchmarks_to_compile(config)):
         for case in cases:

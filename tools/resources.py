@@ -75,16 +75,17 @@ class MachineCode:
     loop_spills: int        # accesses to local memory in such loops
 
 
-def machine_code(cubin: bytes) -> MachineCode:
+def dump(cubin: bytes, option: str) -> str:
+    """What cuobjdump says of machine code: --dump-sass, --dump-resource-usage, ..."""
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
+        return subprocess.run([BINARIES / "cuobjdump", option, file.name], capture_output=True, text=True,
+                              check=True).stdout
 
-        def dump(option: str) -> str:
-            return subprocess.run([BINARIES / "cuobjdump", option, file.name], capture_output=True, text=True,
-                                  check=True).stdout
 
-        usage, code = dump("--dump-resource-usage"), dump("--dump-sass")
+def machine_code(cubin: bytes) -> MachineCode:
+    usage, code = dump(cubin, "--dump-resource-usage"), dump(cubin, "--dump-sass")
     taken = re.search(r"REG:(\d+) STACK:(\d+)", usage)
     assert taken is not None
     registers, stack = map(int, taken.groups())

@@ -15,7 +15,7 @@ from typer import BadParameter, Option
 
 from .report import console, write_json
 from .timing import copy_bandwidth, time_cpu, time_cuda
-from .worker import ROOT, load_file
+from .worker import frozen_eager
 
 GPU_CASES = ("1x2048", "4x2048", "16x2048", "64x2048", "64x256", "64x512", "64x1024", "16x4096", "8x8192", "4x16384")
 CPU_CASES = ("1x2048", "4x2048", "4x512")
@@ -53,7 +53,7 @@ def measure(name: str, paths: Sequence[str], channels: int, device: torch.device
     """One case on every path that can run it: bytes, floor and, a path, time, share of the floor and error."""
     batch, length = map(int, name.split("x"))
     inputs = draw(batch, channels, length, device)
-    eager = load_file("eager_solver", ROOT / "methods" / "eager" / "solver.py").solve
+    eager = frozen_eager()
     calls, missing = {"eager": lambda: eager(*inputs)}, {}
     for path in paths:
         config = PATHS[path]

@@ -48,6 +48,11 @@ def load_file(name: str, path: Path) -> ModuleType:
     return module
 
 
+def frozen_eager() -> Callable[..., Any]:
+    """solve(x, in_gate, out_gate, k) of the frozen baseline, which every speed-up is a ratio to."""
+    return load_file("frozen_eager", ROOT / "methods" / "eager" / "solver.py").solve
+
+
 def leave_repository() -> None:
     """The method must stand on its own folder: nothing of the repository stays importable, installed for editing or
     not."""
@@ -104,7 +109,7 @@ class Examiner:
         self.describe: Callable[..., Any] | None = getattr(method, "describe", None)
         self.device = device
         self.repeats = repeats
-        self.eager = load_file("judge_eager", ROOT / "methods" / "eager" / "solver.py").solve
+        self.eager = frozen_eager()
         self.reference = load_file("judge_reference", ROOT / "methods" / "main" / "glconv" / "reference.py")
 
     def run(self, case: Case) -> Data:

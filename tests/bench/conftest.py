@@ -39,7 +39,7 @@ def method(pytestconfig):
 
 @pytest.fixture(scope="session")
 def eager():
-    return worker.load_file("benched_eager", ROOT / "methods" / "eager" / "solver.py").solve
+    return worker.frozen_eager()
 
 
 @pytest.fixture(scope="session")

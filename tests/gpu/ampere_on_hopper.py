@@ -27,7 +27,7 @@ from glconv.plan import CARDS, PROLOGUE, Plan, Row, choose_programs, device_of, 
 
 from tools.resources import BINARIES, MachineCode, compile_portable, machine_code  # noqa: E402
 from tools.timing import time_cuda  # noqa: E402
-from tools.worker import load_file  # noqa: E402
+from tools.worker import frozen_eager  # noqa: E402
 
 MAX_DYNAMIC_SHARED = 8      # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
 PARAMETERS = {"u64": ctypes.c_uint64, "b64": ctypes.c_uint64, "u32": ctypes.c_int32, "b32": ctypes.c_int32,
@@ -122,13 +122,13 @@ def main() -> int:
     arguments = [*(tensor.data_ptr() for tensor in tensors), batch, channels, length // align,
                  dft.gain(plan.n1, plan.n2)]
 
-    frozen = load_file("frozen_eager", ROOT / "methods" / "eager" / "solver.py").solve
+    eager = frozen_eager()
     kernel.launch(programs, arguments)
     worst = 0.0
     for b in range(0, batch, 8):    # in parts: float64 takes eight times the space
         exact = reference.oracle(*(tensor[b:b + 8] for tensor in (x, in_gate, out_gate)), k)
         worst = max(worst, ((y[b:b + 8].double() - exact).norm(dim=-1) / exact.norm(dim=-1)).max().item())
-    times = time_cuda({"eager": lambda: frozen(x, in_gate, out_gate, k),
+    times = time_cuda({"eager": lambda: eager(x, in_gate, out_gate, k),
                        "ampere": lambda: kernel.launch(programs, arguments)}, options.repeats, device)
     speedup = times["eager"].gpu / times["ampere"].gpu
     result = {"batch": batch, "channels": channels, "length": length, "tile": f"{plan.n1}x{plan.n2}x{plan.blocks}",

@@ -46,7 +46,14 @@ class Known(NamedTuple):
 
 
 _routes: dict[tuple, Known] = {}
-_NOTHING = Known(None, lambda *tensors: False, reference.eager)
+
+
+def _never(*tensors: torch.Tensor) -> bool:
+    """Alike to nothing."""
+    return False
+
+
+_NOTHING = Known(None, _never, reference.eager)
 _last = _NOTHING        # what answered the call before
 _ROUTES_KEPT = 4096     # a program that never repeats a shape must not grow without bound
 
@@ -131,12 +138,13 @@ def _first_call(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, 
                 config: SolverConfig | None) -> Known:
     """Checks the arguments and chooses how calls of their signature are answered."""
     problem, resolved = check(x, in_gate, out_gate, k), _resolve(config)
-    if not _plain(x, in_gate, out_gate, k):
-        # Fake tensors and other subclasses: the dispatcher knows them.
-        return Known(config, _NOTHING.alike, torch.ops.glconv.gated_causal_conv)
-    route = _route(problem, resolved)
-    log.debug("%s: path %s, %s", problem, route.path, route.reason)
-    return Known(config, _alike(x, in_gate, out_gate, k), route.call)
+    # Fake tensors and other subclasses: the dispatcher knows them.
+    call: Operator = torch.ops.glconv.gated_causal_conv
+    if _plain(x, in_gate, out_gate, k):
+        route = _route(problem, resolved)
+        log.debug("%s: path %s, %s", problem, route.path, route.reason)
+        call = route.call
+    return Known(config, _alike(x, in_gate, out_gate, k), call)
 
 
 def _plain(*tensors: torch.Tensor) -> bool:
@@ -147,7 +155,7 @@ def _alike(*tensors: torch.Tensor) -> Callable[..., bool]:
     """A check of four tensors for the signature of these. Never true where a tensor is given twice; of tensors that
     require a gradient only while none is recorded."""
     if not _plain(*tensors) or len(set(map(id, tensors))) < len(tensors):
-        return _NOTHING.alike
+        return _never
     same = TensorGuards(*tensors, dynamic_dims_sizes=None, dynamic_dims_strides=None).check
     if any(tensor.requires_grad for tensor in tensors):
         return lambda *others: not torch.is_grad_enabled() and same(*others)

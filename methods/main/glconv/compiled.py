@@ -59,17 +59,17 @@ class CompiledGraph:
         self._replays = replays_cuda_graphs(config)
 
     def __call__(self, *arguments: Any) -> Any:
-        graph = self.graphs.get(signature(arguments))
+        key = signature(arguments)
+        graph = self.graphs.get(key)
         if self._replays:
             torch.compiler.cudagraph_mark_step_begin()
-        result = graph(*arguments) if graph else self._first_call(arguments)
+        result = graph(*arguments) if graph else self._first_call(key, arguments)
         # A replay writes where the one before wrote; the caller's answer must not change under it.
         return tree_map(torch.clone, result) if self._replays else result
 
-    def _first_call(self, arguments: tuple) -> Any:
+    def _first_call(self, key: tuple, arguments: tuple) -> Any:
         from torch._dynamo.exc import FailOnRecompileLimitHit
 
-        key = signature(arguments)
         with COMPILING:
             graph = self.graphs.get(key)        # another thread may have been first
             if graph:

@@ -127,17 +127,18 @@ def load_kernel(k_ptr, channel, offsets, N: gl.constexpr, BLOCKS: gl.constexpr):
 def second_stage(u, f2, tr, ti, dot_a: gl.constexpr, N1: gl.constexpr, N2: gl.constexpr):
     """(U * T) F2 of one tile in FP32: the kernel's spectrum."""
     wr, wi = twiddled(u, tr, ti)
-    mma_seq: gl.constexpr = dot_a.parent
-    zero = gl.zeros([N1, 2 * N2], gl.float32, mma_seq)
+    mma: gl.constexpr = dot_a.parent
+    zero = gl.zeros([N1, 2 * N2], gl.float32, mma)
     w = operand(wr, wi, dot_a)
     return split_columns(warpgroup_mma_wait(0, [warpgroup_mma(w, f2, zero, use_acc=False, is_async=True)]))
 
 
 @gluon.jit
-def kernel_spectrum(k, f1, f2, scratch, tr, ti, gain, careful, mma_tile: gl.constexpr, dot_a: gl.constexpr,
-                    N1: gl.constexpr, N2: gl.constexpr, BLOCKS: gl.constexpr):
+def kernel_spectrum(k, f1, f2, scratch, tr, ti, gain, careful, dot_a: gl.constexpr, N1: gl.constexpr,
+                    N2: gl.constexpr, BLOCKS: gl.constexpr):
     """K'_0, K'_1, ... in packed FP16 (real, imaginary, real, ...), and the factor that undoes their scale."""
-    zero = gl.zeros([2 * N1, 2 * N2], gl.float32, mma_tile)
+    mma: gl.constexpr = dot_a.parent
+    zero = gl.zeros([2 * N1, 2 * N2], gl.float32, mma)
     kmax, power = measure(k[0])
     if BLOCKS == 2:
         kmax1, power1 = measure(k[1])
@@ -177,16 +178,15 @@ def right_angle_kernel(
     """One program: a contiguous share of the channel-major list of steps, `share` long, the first `extra` one longer.
 
     A step is two tiles: two sequences of one channel, or (BLOCKS 2) the two blocks of one sequence. `stride` elements
-    lie between them. All signals are seen through one window of rows of N2 elements that begins
-    at `origin_ptr`: x in its row x_row, and so on.
+    lie between them. All signals are seen through one window of rows of N2 elements that begins at `origin_ptr`: x in
+    its row x_row, and so on.
     """
     N: gl.constexpr = N1 * N2
     W: gl.constexpr = 2 * N2
     BYTES: gl.constexpr = N1 * W * 2
     wide: gl.constexpr = gl.BlockedLayout([1, 8], [32 * 8 // N2, N2 // 8], [4, 1], [1, 0])
-    mma_tile: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, W, 16])
-    mma_seq: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 2 * N2, 16])
-    dot_a: gl.constexpr = gl.DotOperandLayout(0, mma_seq, 2)
+    mma: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, W, 16])
+    dot_a: gl.constexpr = gl.DotOperandLayout(0, mma, 2)
     # Two tiles [N1, N2] one after the other are, in this layout, one matrix [N1, 2*N2].
     tile: gl.constexpr = window.layout
     flat: gl.constexpr = gl.NVMMASharedLayout(swizzle_byte_width=2 * N2, element_bitwidth=16, rank=2)
@@ -213,20 +213,19 @@ def right_angle_kernel(
     expect(x_bar, in_bar, out_bar, BYTES)
     load_signals(window, x_row + row, in_row + row, out_row + row, x_bar, in_bar, out_bar, x_t, in_t, out_t)
 
-    zero_u = gl.zeros([2 * N1, W], gl.float16, mma_tile)
-    zero_y = gl.zeros([N1, W], gl.float32, mma_tile)
-    zero_v = gl.zeros([N1, 2 * N2], gl.float32, mma_seq)
-    zero_a = zero_v
+    zero_u = gl.zeros([2 * N1, W], gl.float16, mma)
+    zero = gl.zeros([N1, W], gl.float32, mma)
+    zero_a = zero
     if BLOCKS == 1:     # two blocks' products are summed in FP16 already, and rows would pass 1e-3
-        zero_a = gl.zeros([N1, 2 * N2], gl.float16, mma_seq)
+        zero_a = gl.zeros([N1, W], gl.float16, mma)
     rw = gl.arange(0, N1, gl.SliceLayout(1, wide))
     qw = gl.arange(0, N2, gl.SliceLayout(0, wide))
     ow = rw[:, None] * N2 + qw[None, :]
-    seq: gl.constexpr = split_columns(zero_v)[0].type.layout
+    seq: gl.constexpr = split_columns(zero)[0].type.layout
     k = load_kernel(k_ptr, channel, ow, N, BLOCKS)
     f1_all, f2_all, tr, ti = load_constants(f1_ptr, f2_ptr, tr_ptr, ti_ptr, seq, N1, N2)
 
-    seq8: gl.constexpr = columns_of_eight(half_rows(zero_y)).type.layout
+    seq8: gl.constexpr = columns_of_eight(half_rows(zero)).type.layout
     base = 0
     attempts = 1
     careful = False
@@ -252,7 +251,7 @@ def right_angle_kernel(
             # shared-memory descriptor in registers over the loop (226 registers instead of 176).
             spectrum, scale = kernel_spectrum(
                 k, f1_all.index(i >> 30), f2_all.index(i >> 30), zi_all.index(i >> 30), tr, ti, gain, careful,
-                mma_tile, dot_a, N1, N2, BLOCKS)
+                dot_a, N1, N2, BLOCKS)
             n = gl.minimum(count - i, steps - step)
             if n < count - i:
                 prefetch(k_ptr + (channel + 1).to(gl.int64) * (BLOCKS * N), BLOCKS * N)
@@ -289,7 +288,7 @@ def right_angle_kernel(
                     if BLOCKS == 2 and j == 1:
                         pr, pi = half_product_add(before[0], before[1], spectrum[2], spectrum[3], pr, pi)
                     before = (ar, ai)
-                    v = v + (warpgroup_mma(operand(pr, pi, dot_a), f2t, zero_v, use_acc=False, is_async=True), )
+                    v = v + (warpgroup_mma(operand(pr, pi, dot_a), f2t, zero, use_acc=False, is_async=True), )
                 more2 = i + 2 < count
                 zr = ()
                 zi = ()
@@ -302,14 +301,14 @@ def right_angle_kernel(
                 zi_s.store(join_columns(zi[0], zi[1]))
                 fence_async_shared()
                 barrier()
-                y = warpgroup_mma(f1.slice(0, N1), zr_s, zero_y, use_acc=False, is_async=True)
+                y = warpgroup_mma(f1.slice(0, N1), zr_s, zero, use_acc=False, is_async=True)
                 y = warpgroup_mma(f1.slice(N1, N1), zi_s, y, is_async=True)
                 # The next step's input, while the tensor cores end this one.
                 mbarrier.wait(x_bar, (base + i + 1) & 1, pred=more)
                 mbarrier.wait(in_bar, (base + i + 1) & 1, pred=more)
                 u_s.store(x_s.load(wide) * in_s.load(wide))
                 mbarrier.wait(out_bar, (base + i) & 1)
-                gate = out_s.load(mma_tile)
+                gate = out_s.load(mma)
                 y = warpgroup_mma_wait(0, [y])
                 y_h = (y * scale * gate.to(gl.float32)).to(gl.float16)
                 flag = watch(half_rows(y_h), flag)

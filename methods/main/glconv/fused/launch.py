@@ -90,20 +90,19 @@ class Bound:
             shift, reach: the kernel counts signals in units of 2**shift bytes from the entry's base, and takes numbers
                 below 2**reach.
         """
-        self.entry, self.alignment = entry, alignment
+        self.entry = entry
         self.any_alignment = Jitted(problem, plan_for(problem, "portable"))
-        self.call = self.bind(problem, shift, reach)
+        self.call = self.bind(problem, alignment, shift, reach)
 
-    def bind(self, problem: Problem, shift: int, reach: int) -> Operator:
+    def bind(self, problem: Problem, alignment: int, shift: int, reach: int) -> Operator:
         """The call itself, as one flat function: in the middle of a program, where caches are cold, each further
         frame and attribute costs the host about half a microsecond."""
-        device = index_of(problem.device)
         sizes = problem.batch, problem.streams, problem.heads, problem.length
         strides = problem.channels * problem.length, problem.heads * problem.length, problem.length, 1
         current_device, current_stream = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
-        entry, elsewhere, stray, half = self.entry, self.elsewhere, self.alignment - 1, torch.float16
+        entry, elsewhere, stray, half = self.entry, self.elsewhere, alignment - 1, torch.float16
         lock, record, write, start = entry.lock, entry.record, entry.layout.pack_into, entry.start
-        config, function, addresses = entry.config, entry.function, entry.addresses
+        config, function, addresses, device = entry.config, entry.function, entry.addresses, entry.device
 
         def call(x: torch.Tensor, in_gate: torch.Tensor, out_gate: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
             if current_device() != device:
